@@ -5,6 +5,7 @@
 //! run       push and pull of a workload: floor, pf, docker-registry       runner ─▶ contender/* ─▶ report/*
 //! store     the store alone, in this process: look-ups, inserts, ingest   micro
 //! requests  requests whose time must not grow with the store              micro/requests
+//! codecs    encode, decode and ratio of the tensor codecs                 codecs
 //! capture   how long an engine is paused, and how many bytes move         capture
 //! gc        cost of collection by size of the store, and beside pushes    gc/*
 //! replicas  one registry against three on one database and storage        replicas
@@ -15,6 +16,7 @@
 #![expect(clippy::print_stdout, reason = "a program whose result is a table on stdout")]
 
 mod capture;
+mod codecs;
 mod contender;
 mod floor;
 mod gc;
@@ -52,6 +54,8 @@ enum Command {
     Store(micro::Args),
     /// Statistics, matches and ancestors in large stores
     Requests(micro::requests::Args),
+    /// Tensor codecs on real pages, beside zstd and a plain copy
+    Codecs(codecs::Args),
     /// Capture and restore of an engine, by length of the session
     Capture(capture::Args),
     /// Collection: the same garbage in stores of different sizes, and pushes beside it
@@ -70,6 +74,7 @@ fn main() -> ExitCode {
         Command::Run(args) => runner::run(&args),
         Command::Store(args) => micro::run(&args),
         Command::Requests(args) => micro::requests::run(&args),
+        Command::Codecs(args) => codecs::run(&args),
         Command::Capture(args) => capture::run(&args),
         Command::Gc(args) => gc::run(&args),
         Command::Replicas(args) => replicas::run(&args),

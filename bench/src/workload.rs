@@ -58,7 +58,8 @@ struct Page {
 }
 
 impl Snapshot {
-    fn read(dir: PathBuf) -> Result<Self> {
+    /// The snapshot in this directory.
+    pub fn read(dir: PathBuf) -> Result<Self> {
         let manifest: Manifest = serde_json::from_slice(&std::fs::read(dir.join("page_manifest.json"))?)?;
         let mut blobs = Vec::with_capacity(2 * manifest.pages.len());
         let mut seen = std::collections::HashSet::new();

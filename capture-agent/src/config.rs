@@ -3,7 +3,7 @@
 
 use crate::error::{Error, Result};
 use crate::llama::settings::LlamaServer;
-use pfr_client::{ByteSize, Remote, RemoteOptions};
+use pfr_client::{ByteSize, Remote, RemoteOptions, StoredTokens, same_server};
 use pfr_service::settings::{self, FileError};
 use pfr_service::{LogFormat, Secret, UserDirs, layered};
 use serde::Deserialize;
@@ -27,6 +27,10 @@ pub struct Config {
     pub registry: Option<String>,
     /// Token for that registry, and no other: a reference to a stranger must not hand it out.
     pub token: Option<Secret>,
+    /// Tokens that `pf login` stored for the agent's user. Default: none.
+    pub stored_tokens: StoredTokens,
+    /// Whether tokens may be sent over plain http beyond loopback. Default: no.
+    pub token_over_http: bool,
     /// Bytes of host memory that pages in flight may take. Default 256 MiB.
     pub ring_bytes: u64,
     /// Time that an engine may take to answer a call. Default 30 s.
@@ -77,6 +81,10 @@ pub struct Overrides {
     /// File with the token, instead.
     #[arg(long, env = "PF_AGENT_TOKEN_FILE", value_name = "FILE")]
     pub token_file: Option<PathBuf>,
+    /// Send tokens over plain http to other machines too [default: false]. Any machine on the way
+    /// can read them.
+    #[arg(long, env = "PF_AGENT_TOKEN_OVER_HTTP", value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
+    pub token_over_http: Option<bool>,
     /// Bytes of host memory that pages in flight may take, at least 65536 [default: 268435456]. A
     /// page must fit.
     #[arg(long, env = "PF_AGENT_RING_BYTES", value_name = "BYTES")]
@@ -158,6 +166,8 @@ impl Config {
             data,
             registry: None,
             token: None,
+            stored_tokens: StoredTokens::default(),
+            token_over_http: false,
             ring_bytes: 256 << 20,
             engine_timeout: Duration::from_secs(30),
             pause_limit: Duration::from_secs(60),
@@ -190,6 +200,8 @@ impl Config {
         config.engine_socket = given.engine_socket.unwrap_or_else(|| config.socket.with_file_name("engines.sock"));
         config.registry = given.registry.filter(|r| !r.is_empty()).map(|r| r.trim_end_matches('/').to_owned());
         config.token = token;
+        config.stored_tokens = StoredTokens::of(dirs);
+        config.token_over_http = given.token_over_http.unwrap_or(false);
         config.ring_bytes = given.ring_bytes.unwrap_or(config.ring_bytes);
         config.engine_timeout = given.engine_timeout.map_or(config.engine_timeout, Duration::from_secs);
         config.pause_limit = given.pause_limit.map_or(config.pause_limit, Duration::from_secs);
@@ -252,13 +264,19 @@ impl Config {
         self.data.join("pushes")
     }
 
-    /// A registry, with the token if it is the agent's own.
+    /// A registry, with the token that belongs to it: the configured one if the registry is the
+    /// agent's own, else the one that was stored by a login.
     ///
     /// # Errors
-    /// [`Error::Client`] if it is no base URL.
+    /// [`Error::Client`] if it is no base URL, if the stored tokens cannot be read, or if a token
+    /// would be sent where others can read it.
     pub fn remote(&self, registry: &str) -> Result<Remote> {
-        let own = self.registry.as_deref().is_some_and(|own| own.trim_end_matches('/') == registry.trim_end_matches('/'));
-        let token = self.token.clone().filter(|_| own);
-        Ok(Remote::new(registry, RemoteOptions { token, retries: 2, retry_for: Duration::ZERO, ..RemoteOptions::default() })?)
+        let own = self.registry.as_deref().is_some_and(|own| same_server(own, registry));
+        let token = match self.token.clone().filter(|_| own) {
+            Some(token) => Some(token),
+            None => self.stored_tokens.token_for(registry)?,
+        };
+        let (token_over_http, retry_for) = (self.token_over_http, Duration::ZERO);
+        Ok(Remote::new(registry, RemoteOptions { token, token_over_http, retries: 2, retry_for, ..RemoteOptions::default() })?)
     }
 }

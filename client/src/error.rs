@@ -16,6 +16,9 @@ pub enum Error {
     /// Not the base URL of a registry.
     #[error("{url:?} is not the base URL of a registry: {reason}")]
     Url { url: String, reason: String },
+    /// A token would be sent where others can read it.
+    #[error("the token for {url} is not sent over plain http, where other machines could read it; use https")]
+    TokenOverHttp { url: String },
     /// The registry refused, with its message.
     #[error("{}{}", problem.detail, request_id(problem))]
     Registry { problem: Box<Problem> },
@@ -89,7 +92,7 @@ impl Error {
     #[must_use]
     pub fn code(&self) -> ErrorCode {
         match self {
-            Self::Url { .. } | Self::Refused { .. } | Self::OtherSnapshot { .. } => ErrorCode::InvalidRequest,
+            Self::Url { .. } | Self::TokenOverHttp { .. } | Self::Refused { .. } | Self::OtherSnapshot { .. } => ErrorCode::InvalidRequest,
             Self::Registry { problem } | Self::Agent { problem } => problem.code,
             Self::WrongBytes { code, .. } => *code,
             Self::Unreachable { .. } | Self::Cut { .. } | Self::TooSlow { .. } | Self::NoAgent { .. } | Self::AgentGone { .. } => {

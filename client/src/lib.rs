@@ -17,6 +17,7 @@
 // The command's modules name this crate as its users do.
 extern crate self as pfr_client;
 
+mod age;
 pub mod agent;
 pub mod cli;
 pub mod directory;
@@ -30,6 +31,7 @@ pub mod remote;
 pub mod site;
 pub mod size;
 pub mod text;
+mod tokens;
 
 mod local;
 mod meter;
@@ -40,6 +42,7 @@ mod slot;
 /// Compiles the body of an async function here, once, and not in each program that awaits it.
 use async_recursion::async_recursion as boxed;
 
+pub use age::Age;
 pub use agent::AgentClient;
 pub use directory::Directory;
 pub use error::{Error, Result};
@@ -49,3 +52,4 @@ pub use push::{PushReport, PushTarget, Source, push, push_into_store};
 pub use remote::{BoxFrames, Entry, OnRetry, PageOf, Remote, RemoteOptions, Retrying, VIA, all_pages};
 pub use site::Site;
 pub use size::ByteSize;
+pub use tokens::{StoredTokens, TokenCheck, same_server};

@@ -35,6 +35,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
+use url::Host;
 
 /// Header with the ids of the registries that passed a request on, comma-separated, in order. A
 /// registry that finds its own id here must not pass the request on.
@@ -87,8 +88,11 @@ struct Connection {
 /// Settings of a [`Remote`].
 #[derive(Clone, Debug)]
 pub struct RemoteOptions {
-    /// Bearer token.
+    /// Access token.
     pub token: Option<Secret>,
+    /// Whether the token may be sent over plain http beyond loopback, where any machine on the way
+    /// can read it. Default false: [`Remote::new`] then refuses.
+    pub token_over_http: bool,
     /// How often a request is tried again before giving up. Default 5.
     pub retries: u32,
     /// How long requests are retried if the registry has answered before: a restart takes its time.
@@ -113,6 +117,7 @@ impl Default for RemoteOptions {
     fn default() -> Self {
         Self {
             token: None,
+            token_over_http: false,
             retries: 5,
             retry_for: Duration::from_secs(120),
             longest_wait: Duration::from_secs(30),
@@ -159,6 +164,9 @@ impl Remote {
         }
         let mut headers = HeaderMap::new();
         if let Some(token) = &options.token {
+            if base.scheme() == "http" && !options.token_over_http && !is_loopback(&base) {
+                return Err(Error::TokenOverHttp { url: shown(base_url) });
+            }
             let mut value = HeaderValue::from_str(&format!("Bearer {}", token.expose()))
                 .map_err(|_| fail("the token has characters that no header can carry"))?;
             value.set_sensitive(true);
@@ -234,6 +242,17 @@ impl Remote {
     }
 }
 
+/// Whether only this machine can see what is sent there. A name other than `localhost` may be any
+/// machine.
+fn is_loopback(url: &Url) -> bool {
+    match url.host() {
+        Some(Host::Domain(name)) => name == "localhost",
+        Some(Host::Ipv4(address)) => address.is_loopback(),
+        Some(Host::Ipv6(address)) => address.is_loopback(),
+        None => false,
+    }
+}
+
 /// The parts of a URL that an error may show: scheme, host and port. The rest may hold a password
 /// or a token.
 fn shown(text: &str) -> String {
@@ -294,6 +313,6 @@ mod tests {
     fn a_token_is_not_printed() {
         let options = RemoteOptions { token: Some(Secret::new("hush")), ..RemoteOptions::default() };
         assert!(!format!("{options:?}").contains("hush"));
-        assert!(!format!("{:?}", Remote::new("http://h", options).unwrap()).contains("hush"));
+        assert!(!format!("{:?}", Remote::new("https://h", options).unwrap()).contains("hush"));
     }
 }

@@ -2,24 +2,6 @@
 
 use std::cmp::Ordering;
 
-/// Whether the text matches a pattern in which each `*` stands for any characters.
-#[must_use]
-pub fn matches(pattern: &str, text: &str) -> bool {
-    let Some((head, rest)) = pattern.split_once('*') else { return pattern == text };
-    let Some(mut text) = text.strip_prefix(head) else { return false };
-    let mut parts: Vec<&str> = rest.split('*').collect();
-    let last = parts.pop().unwrap_or_default();
-    // The first match of each part is as good as a later one: the next part may begin anywhere
-    // behind it.
-    for part in parts {
-        match text.find(part) {
-            Some(at) => text = &text[at + part.len()..],
-            None => return false,
-        }
-    }
-    text.ends_with(last)
-}
-
 /// Natural order: `fork-2` before `fork-10`.
 #[must_use]
 pub fn natural(a: &str, b: &str) -> Ordering {
@@ -50,18 +32,6 @@ fn digits(text: &str) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_star_stands_for_anything() {
-        for (pattern, text) in
-            [("*", ""), ("*", "a/b"), ("team/*", "team/a/b"), ("a*b*c", "a-b-b-c"), ("*-1", "x-1-1"), ("a", "a"), ("a**", "a")]
-        {
-            assert!(matches(pattern, text), "{pattern} {text}");
-        }
-        for (pattern, text) in [("team/*", "teams/a"), ("a*b", "ab-"), ("", "a"), ("a*a", "a"), ("*x*", "abc"), ("A", "a")] {
-            assert!(!matches(pattern, text), "{pattern} {text}");
-        }
-    }
 
     #[test]
     fn forks_are_in_the_order_of_their_numbers() {

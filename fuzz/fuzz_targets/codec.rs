@@ -1,14 +1,14 @@
 #![no_main]
-//! A payload decodes the same in pieces in every codec, never to more than was promised, and what
-//! we encode decodes.
+//! A payload decodes the same in pieces in every codec and with every kernel, never to more than
+//! was promised, and what we encode decodes. Every kernel encodes to the same bytes.
 //!
 //! The first byte says how long the pieces are, the next four the promised length.
 
 use libfuzzer_sys::fuzz_target;
-use pfr_schema::codec::{Codec, Decoder, decode, encode_document};
+use pfr_schema::codec::{Codec, Decoder, Kernel, TensorEncoder, decode, encode_document};
 
-fn in_pieces(codec: Codec, stored: &[u8], raw_len: u64, piece: usize) -> Option<Vec<u8>> {
-    let mut decoder = Decoder::new(codec, raw_len).expect("a decoder");
+fn in_pieces(codec: Codec, stored: &[u8], raw_len: u64, kernel: Kernel, piece: usize) -> Option<Vec<u8>> {
+    let mut decoder = Decoder::with_kernel(codec, raw_len, kernel).expect("a decoder");
     let mut out = vec![];
     for piece in stored.chunks(piece) {
         let result = decoder.update(piece, &mut |bytes| out.extend_from_slice(bytes));
@@ -25,7 +25,18 @@ fuzz_target!(|input: &[u8]| {
     for codec in Codec::ALL.iter().copied() {
         let whole = decode(codec, stored, raw_len).ok();
         assert!(whole.as_ref().is_none_or(|raw| raw.len() as u64 == raw_len));
-        assert_eq!(in_pieces(codec, stored, raw_len, usize::from(head[0]) + 1), whole, "{}", codec.name());
+        for kernel in Kernel::available() {
+            let pieces = in_pieces(codec, stored, raw_len, kernel, usize::from(head[0]) + 1);
+            assert_eq!(pieces, whole, "{} {}", codec.name(), kernel.name());
+        }
+        if let Ok(mut encoder) = TensorEncoder::with_kernel(codec, Kernel::PORTABLE) {
+            let encoded = encoder.encode_anyway(stored);
+            assert_eq!(decode(codec, encoded, stored.len() as u64).expect("what we encode decodes"), stored);
+            for kernel in Kernel::available() {
+                let mut other = TensorEncoder::with_kernel(codec, kernel).expect("an encoder");
+                assert_eq!(other.encode_anyway(stored), encoded, "{} {}", codec.name(), kernel.name());
+            }
+        }
     }
     let (codec, encoded) = encode_document(stored);
     assert_eq!(decode(codec, &encoded, stored.len() as u64).expect("what we encode decodes"), stored);

@@ -1,6 +1,6 @@
 //! State that handlers share: the domains, and the limits that keep the process within its memory.
 
-use crate::auth::policy::Policy;
+use crate::auth::Gate;
 use crate::background::Limits;
 use crate::config::Config;
 use crate::domains::Domains;
@@ -27,7 +27,10 @@ const VERIFICATIONS: usize = 2;
 #[derive(Clone)]
 pub(crate) struct App {
     pub(crate) domains: Domains,
-    pub(crate) policy: Policy,
+    /// What checks tokens; none if every caller may do everything.
+    pub(crate) gate: Option<Arc<Gate>>,
+    /// Whether every caller may read the metrics.
+    pub(crate) open_metrics: bool,
     pub(crate) redirects: Option<Arc<Redirects>>,
     pub(crate) metrics: PrometheusHandle,
     pub(crate) openapi: axum::body::Bytes,
@@ -58,8 +61,11 @@ impl App {
         let limits = Limits::default();
         let scrubs = Arc::clone(&limits.scrubs);
         Self {
+            gate: config
+                .require_tokens
+                .then(|| Arc::new(Gate::new(domains.access_tokens(), domains.default_store().options().clock.clone()))),
+            open_metrics: config.open_metrics,
             domains: Domains::new(domains, limits, config),
-            policy: Policy::default(),
             redirects: redirects.map(Arc::new),
             metrics,
             openapi: openapi.into(),

@@ -80,8 +80,17 @@ settings! {
     redirect_seconds: u64 = 900, "PF_REGISTRY_REDIRECT_SECONDS", "S";
     /// Address to listen on [default: 127.0.0.1:5077]. Port 0 takes a free one.
     listen: SocketAddr = (Ipv4Addr::LOCALHOST, 5077).into(), "PF_REGISTRY_LISTEN", "ADDR:PORT";
-    /// Listen on an address that other machines can reach [default: false]. There are no tokens
-    /// yet: any client that reaches the port can read, change and delete everything.
+    /// Serve only callers with an access token [default: false]. `pf-registry token create` makes
+    /// the first one. Needed to listen on an address that other machines can reach.
+    require_tokens: bool = false, "PF_REGISTRY_REQUIRE_TOKENS", "BOOL", num_args = 0..=1, default_missing_value = "true";
+    /// Give the metrics to every caller, also where tokens are required [default: false]. They name
+    /// the domains. Without it, a scraper needs a token for `*:admin` in all domains.
+    open_metrics: bool = false, "PF_REGISTRY_OPEN_METRICS", "BOOL", num_args = 0..=1, default_missing_value = "true";
+    /// Send the tokens for other registries (upstream, mirror, heal) over plain http too [default:
+    /// false]: any machine on the way can read them. Loopback is always allowed.
+    token_over_http: bool = false, "PF_REGISTRY_TOKEN_OVER_HTTP", "BOOL", num_args = 0..=1, default_missing_value = "true";
+    /// Listen on an address that other machines can reach without requiring tokens [default:
+    /// false]: any client that reaches the port can read, change and delete everything.
     insecure_listen_anywhere: bool = false, "PF_REGISTRY_INSECURE_LISTEN_ANYWHERE", "BOOL", num_args = 0..=1, default_missing_value = "true";
     /// Requests worked on at once [default: 256], and as many streams of frames. A request that
     /// waits for its client does not count; health and metrics are exempt.
@@ -191,9 +200,9 @@ pub enum SettingsError {
     },
     /// An address that other machines can reach.
     #[error(
-        "refusing to listen on {0}: other machines could reach it, and this registry has no access control yet, so any client that can connect \
-         could read, change and delete every snapshot. Listen on 127.0.0.1 and put an authenticating proxy in front, or pass \
-         --insecure-listen-anywhere if the network is trusted"
+        "refusing to listen on {0}: other machines could reach it, and no tokens are required, so any client that can connect could read, \
+         change and delete every snapshot. Pass --require-tokens, listen on 127.0.0.1, or pass --insecure-listen-anywhere if the network is \
+         trusted"
     )]
     Exposed(SocketAddr),
     /// The log filter does not parse.
@@ -253,7 +262,7 @@ impl Config {
         if found < least {
             return Err(SettingsError::DigestsDoNotFit { found, least, digests });
         }
-        if !self.listen.ip().is_loopback() && !self.insecure_listen_anywhere {
+        if !self.listen.ip().is_loopback() && !self.require_tokens && !self.insecure_listen_anywhere {
             return Err(SettingsError::Exposed(self.listen));
         }
         Ok(())

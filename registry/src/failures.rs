@@ -7,7 +7,7 @@ use utoipa::openapi::{Content, Ref, RefOr, Response, ResponseBuilder};
 use utoipa::{IntoResponses, ToSchema};
 
 /// Errors of any request.
-const ANY: &[ErrorCode] = &[InvalidRequest, InvalidName, DomainUnknown, Overloaded, Unavailable, Internal];
+const ANY: &[ErrorCode] = &[InvalidRequest, InvalidName, Unauthorized, Denied, DomainUnknown, Overloaded, Unavailable, Internal];
 /// Further errors of any request with a body.
 const BODY: &[ErrorCode] = &[TooLarge, Timeout];
 
@@ -26,6 +26,8 @@ macro_rules! groups {
 groups! {
     /// The readiness probe.
     Ready = [&[Unavailable]];
+    /// The metrics.
+    Scraping = [&[Unauthorized, Denied, Unavailable]];
     /// Reads that name no repository.
     Listing = [ANY, &[CorruptStore]];
     /// Reads in a repository.
@@ -57,6 +59,10 @@ groups! {
     Checking = [ANY, &[StorageFull]];
     /// Making a domain.
     Creating = [ANY, &[DomainBusy, StorageFull]];
+    /// Making an access token.
+    TokenCreating = [ANY, BODY, &[StorageFull]];
+    /// Revoking an access token.
+    TokenRevoking = [ANY, &[TokenUnknown]];
     /// Pauses of background tasks.
     Pausing = [ANY, BODY, &[NotFound, StorageFull]];
     /// Reads about collections.

@@ -2,7 +2,7 @@
 //! exempt from the limit on requests.
 
 use crate::app::App;
-use crate::auth::{Access, AllRepositories, Open};
+use crate::auth::{Access, Admin, AllRepositories, Metrics, Open};
 use crate::failures;
 use crate::metrics::{DISK, PACKS, ROWS_WRITTEN, SMALL_PACKS, of_domain, set_tasks};
 use crate::problem::ApiError;
@@ -39,8 +39,13 @@ pub(crate) async fn readyz(_: Access<Open, AllRepositories>, State(app): State<A
 }
 
 /// Metrics for Prometheus
-#[utoipa::path(get, path = "/metrics", operation_id = "metrics", tag = "operations", responses((status = 200, description = "Prometheus text", body = String, content_type = "text/plain")))]
-pub(crate) async fn metrics(_: Access<Open, AllRepositories>, State(app): State<App>) -> impl IntoResponse {
+///
+/// A registry may be set to give them to every caller.
+#[utoipa::path(
+    get, path = "/metrics", operation_id = "metrics", tag = "operations",
+    responses((status = 200, description = "Prometheus text", body = String, content_type = "text/plain"), failures::Scraping),
+)]
+pub(crate) async fn metrics(_: Access<Admin, Metrics>, State(app): State<App>) -> impl IntoResponse {
     let domains = app.domains.all();
     for domain in &domains {
         set_tasks(&domain.name, &domain.schedule.tasks());

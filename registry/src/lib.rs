@@ -36,7 +36,6 @@ pub mod storage;
 mod ui;
 mod v1;
 
-pub use auth::Policy;
 pub use config::Config;
 pub use error::Error;
 pub use lock::DataLock;

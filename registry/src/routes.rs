@@ -4,17 +4,19 @@
 //! before the router sees it. `/v2` is free: the OCI distribution API goes there.
 
 use crate::app::App;
-use crate::auth::{Action, action_of};
+use crate::auth::{action_of, name_of};
 use crate::health;
 use crate::http::request;
 use crate::pull_through::{self, PullThrough};
 use crate::ui;
-use crate::v1::{domains, forks, frames, gc, inspect, integrity, pushes, repositories, snapshots, stats, tags, tasks};
+use crate::v1::{domains, forks, frames, gc, inspect, integrity, pushes, repositories, snapshots, stats, tags, tasks, tokens};
 use axum::Router;
 use axum::middleware;
 use axum::routing::{MethodRouter, get, post};
+use pfr_schema::Action;
 use std::sync::Arc;
-use utoipa::OpenApi;
+use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityRequirement, SecurityScheme};
+use utoipa::{Modify, OpenApi};
 use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouter};
 use utoipa_axum::routes;
 
@@ -27,9 +29,11 @@ use utoipa_axum::routes;
     ),
     servers((
         url = "/domains/{domain}",
-        description = "A domain, for paths that begin with `/v1`. Without this base path, `default` is meant. Paths that begin with `/v1/domains` have none",
+        description = "A domain, for paths that begin with `/v1`. Without this base path, `default` is meant. Paths that begin with `/v1/domains` or `/v1/tokens` have none",
         variables(("domain" = (default = "default", description = "Name of the domain"))),
     )),
+    modifiers(&Tokens),
+    security(("token" = []), ("password" = [])),
     components(schemas(pfr_schema::api::Problem, pfr_schema::ErrorCode)),
     tags(
         (name = "push", description = "Storing a snapshot: have/want, frames, commit"),
@@ -39,6 +43,23 @@ use utoipa_axum::routes;
     ),
 )]
 struct Document;
+
+/// How a request carries an access token.
+struct Tokens;
+
+impl Modify for Tokens {
+    fn modify(&self, document: &mut utoipa::openapi::OpenApi) {
+        let components = document.components.get_or_insert_default();
+        let scheme = |scheme, words: &str| {
+            let mut http = Http::new(scheme);
+            http.description = Some(words.to_owned());
+            SecurityScheme::Http(http)
+        };
+        let token = "An access token. A registry that does not require tokens ignores it";
+        components.add_security_scheme("token", scheme(HttpAuthScheme::Bearer, token));
+        components.add_security_scheme("password", scheme(HttpAuthScheme::Basic, "Any user name, and an access token as the password"));
+    }
+}
 
 /// A route for each handler, with the action of its [`Access`](crate::auth::Access) in the
 /// document.
@@ -84,6 +105,9 @@ fn table() -> OpenApiRouter<App> {
         domains::get,
         domains::put,
         domains::delete,
+        tokens::list,
+        tokens::create,
+        tokens::revoke,
         integrity::scrub,
         integrity::damaged,
         health::livez,
@@ -94,7 +118,7 @@ fn table() -> OpenApiRouter<App> {
 }
 
 /// A page of the user interface: method, path, action, handler.
-type Page = (&'static str, &'static str, Action, MethodRouter<App>);
+type Page = (&'static str, &'static str, Option<Action>, MethodRouter<App>);
 
 macro_rules! pages {
     ($($name:literal $method:ident $path:literal $handler:ident),+ $(,)?) => {
@@ -120,15 +144,18 @@ fn pages() -> Vec<Page> {
 
 /// Each page as `GET /path`, and the action that a caller must be allowed.
 pub fn actions_of_pages() -> impl Iterator<Item = (String, &'static str)> {
-    pages().into_iter().map(|(method, path, action, _)| (format!("{method} {path}"), action.name()))
+    pages().into_iter().map(|(method, path, action, _)| (format!("{method} {path}"), name_of(action)))
 }
 
 /// Names the action of an operation in the document.
-fn named((schemas, mut paths, methods): UtoipaMethodRouter<App>, action: Action) -> UtoipaMethodRouter<App> {
+fn named((schemas, mut paths, methods): UtoipaMethodRouter<App>, action: Option<Action>) -> UtoipaMethodRouter<App> {
     for path in paths.paths.values_mut() {
         for operation in [&mut path.get, &mut path.put, &mut path.post, &mut path.delete].into_iter().flatten() {
             let extensions = operation.extensions.get_or_insert_default();
-            extensions.insert("x-pf-action".to_owned(), action.name().into());
+            extensions.insert("x-pf-action".to_owned(), name_of(action).into());
+            if action.is_none() {
+                operation.security = Some(vec![SecurityRequirement::default()]);
+            }
         }
     }
     (schemas, paths, methods)

@@ -6,7 +6,6 @@
 //! not finish.
 
 use crate::app::App;
-use crate::auth::policy::Policy;
 use crate::config::Config;
 use crate::error::Error;
 use crate::http::base;
@@ -80,15 +79,11 @@ impl Server {
         let listener = TcpListener::bind(config.listen).await.map_err(fail)?;
         let address = listener.local_addr().map_err(fail)?;
         let pull_through = PullThrough::of(&config, opened.domains.default_store()).map_err(crate::mirror::Error::from)?;
+        if config.require_tokens {
+            warn_about_tokens(&opened.domains, address).await?;
+        }
         let app = App::new(opened, metrics, routes::openapi(), &config);
         Ok(Self { listener, address, app, pull_through, config, _lock: lock })
-    }
-
-    /// The same server, which grants what this policy grants.
-    #[must_use]
-    pub fn with_policy(mut self, policy: Policy) -> Self {
-        self.app.policy = policy;
-        self
     }
 
     /// The address that it listens on.
@@ -183,6 +178,17 @@ impl Server {
         tracing::info!("registry stopped");
         Ok(())
     }
+}
+
+/// Says at start what would be found out by refused requests only, or too late.
+async fn warn_about_tokens(domains: &pfr_store::Domains, address: SocketAddr) -> Result<(), Error> {
+    if domains.access_tokens().list(None, 1).await?.rows.is_empty() {
+        tracing::warn!("tokens are required and there is none: `pf-registry token create` makes one");
+    }
+    if !address.ip().is_loopback() {
+        tracing::warn!(%address, "tokens and snapshots cross the network in plain HTTP: put a proxy with TLS in front");
+    }
+    Ok(())
 }
 
 /// The open connections, and how many there may be.

@@ -25,6 +25,7 @@ mod push;
 mod snapshots;
 mod stats;
 mod tasks;
+mod tokens;
 
 pub use domains::*;
 pub use gc::*;
@@ -37,3 +38,4 @@ pub use push::*;
 pub use snapshots::*;
 pub use stats::*;
 pub use tasks::*;
+pub use tokens::*;

@@ -1,6 +1,13 @@
 //! Codecs: how a blob is encoded at rest and on the wire. Never part of its identity.
 //!
-//! Numbers are stable. `docs/formats.md` lists them, with those that are reserved.
+//! Numbers are stable. `docs/formats.md` lists them.
+
+mod bitmaps;
+mod huffman;
+mod tensor;
+
+pub use bitmaps::Kernel;
+pub use tensor::Encoder as TensorEncoder;
 
 use crate::error::FormatError;
 use serde::{Deserialize, Serialize};
@@ -36,6 +43,14 @@ codecs! {
     Raw = 0 "raw",
     /// One ordinary zstd frame (RFC 8878) with a window of at most 8 MiB.
     Zstd = 1 "zstd",
+    /// `bf16` for links and disks that are faster than zstd: three bitmaps for the exponents.
+    Bf16Bitmaps = 2 "bf16-bitmaps",
+    /// `bf16` for slow links and for storage: Huffman codes for the exponents.
+    Bf16Huffman = 3 "bf16-huffman",
+    /// Likewise `f16`.
+    F16Huffman = 4 "f16-huffman",
+    /// Likewise `fp8e4m3`.
+    Fp8Huffman = 5 "fp8-huffman",
 }
 
 /// Largest zstd window that is decoded, as a power of two: what bounds a decoder's memory.
@@ -43,6 +58,7 @@ pub const ZSTD_WINDOW_LOG: u32 = 23;
 const ZSTD_LEVEL: i32 = 3;
 /// Bytes decoded at a time.
 const STEP: usize = 64 << 10;
+const EXCESS: &str = "decodes to more bytes than the raw length (a zip bomb, or a wrong length)";
 const ZSTD_MAGIC: [u8; 4] = 0xFD2F_B528_u32.to_le_bytes();
 /// Longest header of a zstd frame.
 const ZSTD_HEADER: usize = 18;
@@ -69,6 +85,19 @@ pub fn encode_document(raw: &[u8]) -> (Codec, Cow<'_, [u8]>) {
     }
 }
 
+/// Encodes a tensor, or leaves it raw where that is not smaller. For many tensors, keep a
+/// [`TensorEncoder`].
+#[must_use]
+pub fn encode_tensor(codec: Codec, raw: &[u8]) -> (Codec, Cow<'_, [u8]>) {
+    // Raw is always right, as for documents.
+    if let Ok(mut encoder) = TensorEncoder::new(codec)
+        && let Some(encoded) = encoder.encode(raw)
+    {
+        return (codec, Cow::Owned(encoded.to_vec()));
+    }
+    (Codec::Raw, Cow::Borrowed(raw))
+}
+
 /// Decodes a whole payload.
 ///
 /// # Errors
@@ -93,6 +122,7 @@ pub struct Decoder {
 enum State {
     Raw,
     Zstd(Zstd),
+    Tensor(Box<tensor::Decoder>),
 }
 
 struct Zstd {
@@ -109,9 +139,20 @@ impl Decoder {
     /// # Errors
     /// [`FormatError::Codec`] if a decoder cannot be set up.
     pub fn new(codec: Codec, raw_len: u64) -> Result<Self, FormatError> {
+        Self::with_kernel(codec, raw_len, Kernel::detect())
+    }
+
+    /// Likewise, with one of the kernels of codec 2. All give the same bytes.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn with_kernel(codec: Codec, raw_len: u64, kernel: Kernel) -> Result<Self, FormatError> {
         let state = match codec {
             Codec::Raw => State::Raw,
             Codec::Zstd => State::Zstd(Zstd::new().map_err(|e| codec.error(e))?),
+            Codec::Bf16Bitmaps | Codec::Bf16Huffman | Codec::F16Huffman | Codec::Fp8Huffman => {
+                State::Tensor(Box::new(tensor::Decoder::new(codec, kernel)?))
+            }
         };
         Ok(Self { codec, state, raw_len, left: raw_len })
     }
@@ -130,9 +171,8 @@ impl Decoder {
         };
         match &mut self.state {
             State::Raw => take(stored, "more bytes than the raw length"),
-            State::Zstd(zstd) => zstd.update(stored, codec, &mut |bytes| {
-                take(bytes, "decodes to more bytes than the raw length (a zip bomb, or a wrong length)")
-            }),
+            State::Zstd(zstd) => zstd.update(stored, codec, &mut |bytes| take(bytes, EXCESS)),
+            State::Tensor(tensor) => tensor.update(stored, codec, &mut |bytes| take(bytes, EXCESS)),
         }
     }
 
@@ -145,11 +185,16 @@ impl Decoder {
         if let State::Zstd(Zstd { ended: false, .. }) = state {
             return Err(codec.error("truncated: the frame does not end"));
         }
+        if let State::Tensor(tensor) = &state
+            && !tensor.is_at_end()
+        {
+            return Err(codec.error("truncated: the last block does not end"));
+        }
         if left > 0 {
             return Err(codec.error(format!("{left} bytes fewer than the raw length")));
         }
         match state {
-            State::Raw => Ok(()),
+            State::Raw | State::Tensor(_) => Ok(()),
             State::Zstd(zstd) => zstd.check_head(raw_len).map_err(|reason| codec.error(reason)),
         }
     }

@@ -83,6 +83,28 @@ impl Digest {
         Self::of(Algorithm::Sha256, bytes)
     }
 
+    /// Hashes each of `blobs`. SHA-256 takes half the time if the blobs are of one length, and at
+    /// least [`Self::SIDE_BY_SIDE`] many: rounds of one blob fill the pauses of another's.
+    #[must_use]
+    pub fn of_each(algorithm: Algorithm, blobs: &[&[u8]]) -> Vec<Self> {
+        // For fewer, and for the rest of a mixed group, the other implementation is faster.
+        let alike = blobs.len() >= Self::SIDE_BY_SIDE && blobs.iter().all(|blob| blob.len() == blobs[0].len());
+        if algorithm != Algorithm::Sha256 || !alike {
+            return blobs.iter().map(|blob| Self::of(algorithm, blob)).collect();
+        }
+        let mut digests = vec![[0; 32]; blobs.len()];
+        tape_sha256::hash_many(blobs, &mut digests);
+        let digest = |found: &[u8; 32]| {
+            let mut bytes = [0; 64];
+            bytes[..32].copy_from_slice(found);
+            Self { algorithm, bytes }
+        };
+        digests.iter().map(digest).collect()
+    }
+
+    /// Blobs that are hashed at a time.
+    pub const SIDE_BY_SIDE: usize = 4;
+
     /// A digest from its raw bytes.
     ///
     /// # Errors

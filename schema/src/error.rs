@@ -243,6 +243,8 @@ error_codes! {
     TagUnknown = "tag_unknown", 404, 5, false, "No such tag in this repository";
     /// No such blob.
     BlobUnknown = "blob_unknown", 404, 5, false, "No such blob";
+    /// No such access token.
+    TokenUnknown = "token_unknown", 404, 5, false, "No such access token";
     /// No such push session: it was committed, aborted or has expired.
     PushUnknown = "push_unknown", 404, 5, false, "No such push session";
     /// No such address.

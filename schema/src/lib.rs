@@ -14,6 +14,7 @@
 //! assert_eq!(digest.to_string().parse::<Digest>().unwrap(), digest);
 //! ```
 
+pub mod access;
 pub mod agent;
 pub mod api;
 pub mod checkpoint;
@@ -31,6 +32,7 @@ pub mod llama;
 pub mod media_type;
 pub mod name;
 pub mod pack;
+pub mod pattern;
 pub mod prefix;
 pub mod ranges;
 pub mod resume;
@@ -43,6 +45,7 @@ mod document;
 mod kind;
 mod limits;
 
+pub use access::{AccessScope, AccessToken, AccessTokenId, Action};
 pub use container::Container;
 pub use digest::{Algorithm, Digest, DigestPrefix, Hasher};
 pub use document::Document;
@@ -50,3 +53,4 @@ pub use error::{ErrorCode, FormatError};
 pub use kind::Kind;
 pub use limits::Limits;
 pub use name::{DomainName, Reference, RepositoryName, Selector, Tag};
+pub use pattern::Pattern;

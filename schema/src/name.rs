@@ -34,8 +34,9 @@ macro_rules! text_newtype {
         }
     };
 }
+pub(crate) use text_newtype;
 
-fn name_error(what: &'static str, found: &str, reason: &'static str) -> FormatError {
+pub(crate) fn name_error(what: &'static str, found: &str, reason: &'static str) -> FormatError {
     FormatError::Name { what, found: found.chars().take(300).collect(), reason }
 }
 

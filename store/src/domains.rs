@@ -14,6 +14,7 @@ mod home;
 
 pub use home::{DomainHome, DomainPacks, DomainTables};
 
+use crate::access::AccessTokens;
 use crate::error::{Error, Result};
 use crate::metadata::{DomainRow, DomainStep, Page};
 use crate::{Budget, RunEnd, Store};
@@ -63,6 +64,12 @@ impl Domains {
     #[must_use]
     pub fn default_store(&self) -> &Store {
         &self.0.default
+    }
+
+    /// The access tokens, which are kept beside the catalogue.
+    #[must_use]
+    pub fn access_tokens(&self) -> AccessTokens {
+        AccessTokens::new(self.0.default.clone())
     }
 
     /// The store of a domain. It is one that may be served: its names are known, and journaled.

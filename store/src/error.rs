@@ -1,7 +1,7 @@
 //! The errors of the store.
 
 use pfr_schema::api::TagState;
-use pfr_schema::{Digest, DigestPrefix, DomainName, ErrorCode, FormatError, Kind, RepositoryName, Tag};
+use pfr_schema::{AccessTokenId, Digest, DigestPrefix, DomainName, ErrorCode, FormatError, Kind, RepositoryName, Tag};
 
 /// What a store operation returns.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -49,6 +49,9 @@ pub enum Error {
     /// A domain of this name is being deleted.
     #[error("a domain {0} is being deleted; try again when it is gone, or use another name")]
     DomainBusy(DomainName),
+    /// No such access token.
+    #[error("there is no access token {0}")]
+    TokenUnknown(AccessTokenId),
     /// No such repository.
     #[error("repository {0} does not exist")]
     RepositoryUnknown(RepositoryName),
@@ -194,6 +197,7 @@ impl Error {
             Self::WrongShape { .. } => ErrorCode::LengthMismatch,
             Self::DomainUnknown(_) => ErrorCode::DomainUnknown,
             Self::DomainBusy(_) => ErrorCode::DomainBusy,
+            Self::TokenUnknown(_) => ErrorCode::TokenUnknown,
             Self::RepositoryUnknown(_) => ErrorCode::RepositoryUnknown,
             Self::SnapshotUnknown { .. } => ErrorCode::SnapshotUnknown,
             Self::SnapshotAmbiguous { .. } => ErrorCode::AmbiguousDigest,

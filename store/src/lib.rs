@@ -15,6 +15,7 @@
 //! their reference counts in the same transaction. So *present* means *complete*, and
 //! [`Store::missing`] may stop at the first node it finds.
 
+mod access;
 mod backends;
 mod clock;
 mod domains;
@@ -42,6 +43,7 @@ mod verify;
 /// each program and each test that awaits it: half of their build time was this crate.
 use async_recursion::async_recursion as boxed;
 
+pub use access::{AccessTokens, NewAccessToken};
 pub use backends::SqliteMetadata;
 #[cfg(feature = "postgres")]
 pub use backends::{PostgresMetadata, PostgresOptions};

@@ -8,6 +8,7 @@ the engine then has to free blocks that it has already allocated.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import socket
 import struct
@@ -15,7 +16,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from pf_connector.wire import MATCH_KEYS, parse, receive, receive_body, send
+from pf_connector.wire import MATCH_KEYS, PACKED, parse, receive, receive_body, send
 
 
 class Proxy:
@@ -88,12 +89,12 @@ class Proxy:
         try:
             while (body := receive_body(source)) is not None:
                 if body[:1] == bytes([MATCH_KEYS]):
-                    target.sendall(struct.pack("<I", len(body)) + body)
+                    _send_body(target, body)
                     continue
-                message = parse(body)
+                message, tokens = _parts(body)
                 if not from_engine:
                     with speaking:
-                        send(target, message)
+                        _forward(target, message, tokens)
                 elif self.refuse_fill and message.get("call") == "fill":
                     error = {"code": "live_mismatch", "detail": "refused by the check"}
                     with speaking:
@@ -101,7 +102,7 @@ class Proxy:
                 else:
                     if self.omit:
                         self._strip(message)
-                    send(target, message)
+                    _forward(target, message, tokens)
         except OSError:
             pass
         finally:
@@ -109,9 +110,11 @@ class Proxy:
             _shut(target)
 
     def _strip(self, message: dict[str, Any]) -> None:
-        held = message.get("ok") or {}
-        if "blocks" in held:
-            held["blocks"] = {name: row for name, row in held["blocks"].items() if not name.startswith(self.omit)}
+        answer = message.get("ok") or {}
+        # Of `hold` one sequence, of `table` a list of them.
+        for sequence in [answer, *answer.get("sequences", [])]:
+            if "blocks" in sequence:
+                sequence["blocks"] = {name: row for name, row in sequence["blocks"].items() if not name.startswith(self.omit)}
 
 
 class _Replay:
@@ -127,6 +130,26 @@ class _Replay:
             piece, self._read = self._read[:size], self._read[size:]
             return piece
         return self._sock.recv(size)
+
+
+def _parts(body: bytes) -> tuple[dict[str, Any], bytes | None]:
+    """The JSON of a message, and the tokens behind it if it has any there."""
+    if body[:1] != bytes([PACKED]):
+        return parse(body), None
+    (length,) = struct.unpack_from("<I", body, 1)
+    return parse(body[5 : 5 + length]), body[5 + length :]
+
+
+def _forward(target: socket.socket, message: dict[str, Any], tokens: bytes | None) -> None:
+    if tokens is None:
+        send(target, message)
+        return
+    text = json.dumps(message).encode()
+    _send_body(target, bytes([PACKED]) + struct.pack("<I", len(text)) + text + tokens)
+
+
+def _send_body(target: socket.socket, body: bytes) -> None:
+    target.sendall(struct.pack("<I", len(body)) + body)
 
 
 def _shut(sock: socket.socket) -> None:

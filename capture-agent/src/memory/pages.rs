@@ -8,6 +8,8 @@ use pfr_schema::{Algorithm, Digest};
 /// Bytes loaded at a time while hashing: enough to hash at full speed, little enough to stay in the
 /// cache.
 const STEP: usize = 64 << 10;
+/// Largest page that is hashed beside others: they are in the buffer together.
+const BESIDE: u64 = 1 << 20;
 /// Bytes for each further thread.
 const THREAD_BYTES: u64 = 4 << 20;
 
@@ -106,10 +108,7 @@ fn hash(memory: &impl Bytewise, algorithm: Algorithm, pages: &[Page]) -> Result<
     let bytes: u64 = pages.iter().map(Page::bytes).sum();
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let threads = cores.min(usize::try_from(bytes / THREAD_BYTES).unwrap_or(usize::MAX)).clamp(1, pages.len().max(1));
-    let one = |pages: &[Page]| -> Result<Vec<Digest>, MemoryError> {
-        let mut buffer = vec![0; STEP];
-        pages.iter().map(|page| hash_page(memory, algorithm, page, &mut buffer)).collect()
-    };
+    let one = |pages: &[Page]| hash_in_order(memory, algorithm, pages);
     if threads == 1 {
         return one(pages);
     }
@@ -122,6 +121,33 @@ fn hash(memory: &impl Bytewise, algorithm: Algorithm, pages: &[Page]) -> Result<
         }
         Ok(digests)
     })
+}
+
+/// Digests of pages, of as many neighbours of one length at a time as makes hashing fast.
+fn hash_in_order(memory: &impl Bytewise, algorithm: Algorithm, pages: &[Page]) -> Result<Vec<Digest>, MemoryError> {
+    let mut digests = Vec::with_capacity(pages.len());
+    let mut buffer = vec![0; STEP];
+    let mut left = pages;
+    while let Some(first) = left.first() {
+        let bytes = first.bytes();
+        let together = left.get(..Digest::SIDE_BY_SIDE).filter(|pages| pages.iter().all(|page| page.bytes() == bytes));
+        match together {
+            Some(pages) if (1..=BESIDE).contains(&bytes) => {
+                buffer.resize(buffer.len().max(pages.len() * bytes as usize), 0);
+                for (page, into) in pages.iter().zip(buffer.chunks_exact_mut(bytes as usize)) {
+                    load_page(memory, page, into)?;
+                }
+                let blobs: Vec<&[u8]> = buffer.chunks_exact(bytes as usize).take(pages.len()).collect();
+                digests.extend(Digest::of_each(algorithm, &blobs));
+                left = &left[pages.len()..];
+            }
+            _ => {
+                digests.push(hash_page(memory, algorithm, first, &mut buffer[..STEP])?);
+                left = &left[1..];
+            }
+        }
+    }
+    Ok(digests)
 }
 
 fn hash_page(memory: &impl Bytewise, algorithm: Algorithm, page: &Page, buffer: &mut [u8]) -> Result<Digest, MemoryError> {

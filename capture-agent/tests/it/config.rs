@@ -3,7 +3,8 @@
 use pfr_agent::Config;
 use pfr_agent::config::Overrides;
 use pfr_agent::llama::LlamaServer;
-use pfr_service::{LogFormat, UserDirs};
+use pfr_client::StoredTokens;
+use pfr_service::{LogFormat, Secret, UserDirs};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -25,7 +26,16 @@ fn the_template_parses_and_shows_the_defaults() {
     let defaults = Config::new("/var/lib/pf-agent");
     let socket = PathBuf::from("/run/pf-agent/agent.sock");
     let engine_socket = PathBuf::from("/run/pf-agent/engines.sock");
-    assert_eq!(config, Config { socket, engine_socket, registry: Some("http://127.0.0.1:5077".into()), ..defaults });
+    assert_eq!(
+        config,
+        Config {
+            socket,
+            engine_socket,
+            registry: Some("http://127.0.0.1:5077".into()),
+            stored_tokens: StoredTokens::of(&home()),
+            ..defaults
+        }
+    );
     // Keys that are shown as comments are keys.
     let text = std::fs::read_to_string(&template).unwrap();
     let is_key = |line: &&str| line.split_once(" = ").is_some_and(|(key, _)| key.bytes().all(|b| b.is_ascii_lowercase() || b == b'-'));
@@ -113,10 +123,32 @@ fn no_error_of_the_file_says_a_token() {
 
 #[test]
 fn a_token_is_not_printed_and_a_stranger_does_not_get_it() {
-    let (_dir, path) = file("registry = \"http://own\"\ntoken = \"hush\"\n");
+    let (_dir, path) = file("registry = \"https://own\"\ntoken = \"hush\"\n");
     let config = Config::load(Some(&path), Overrides::default(), &home()).unwrap();
     assert!(!format!("{config:?}").contains("hush"));
     assert!(config.token.is_some());
-    let error = Config { registry: Some("http://own".into()), ..config }.remote("http://user:pw@own").unwrap_err();
+    let error = Config { registry: Some("https://own".into()), ..config }.remote("https://user:pw@own").unwrap_err();
     assert!(!error.to_string().contains("hush"));
+}
+
+/// A registry that would be sent a token over plain http is refused, and so the refusal says which
+/// registries are sent one.
+#[test]
+fn the_agents_token_and_stored_tokens_go_to_their_registries_only() {
+    let home = tempfile::tempdir().unwrap();
+    let dirs = UserDirs { home: Some(home.path().into()), ..UserDirs::default() };
+    let (_dir, path) = file("registry = \"https://own\"\ntoken = \"hush\"\n");
+    let load = |given: Overrides| Config::load(Some(&path), given, &dirs).unwrap();
+    let own = |url: &str, given: Overrides| Config { registry: Some("http://own".into()), ..load(given) }.remote(url);
+    assert!(own("http://own", Overrides::default()).unwrap_err().to_string().contains("plain http"));
+    assert!(own("http://own/domains/acme", Overrides::default()).is_err());
+    assert!(own("http://stranger", Overrides::default()).is_ok());
+    assert!(own("http://own", Overrides { token_over_http: Some(true), ..Overrides::default() }).is_ok());
+    // A login of the agent's user counts from then on, without a restart.
+    let config = load(Overrides::default());
+    assert!(config.remote("http://other").is_ok());
+    StoredTokens::of(&dirs).store("http://other", &Secret::new("hush")).unwrap();
+    assert!(config.remote("http://other").unwrap_err().to_string().contains("plain http"));
+    assert!(config.remote("http://stranger").is_ok());
+    assert!(config.remote("http://127.0.0.1:1").is_ok());
 }

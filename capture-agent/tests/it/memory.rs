@@ -96,6 +96,20 @@ fn many_pages_are_hashed_on_several_threads_in_order() {
 }
 
 #[test]
+fn pages_of_one_length_beside_others_are_hashed_in_order() {
+    let bytes = content(4 << 20);
+    let alike = |count: u64, length: u64| (0..count).map(move |i| page(&[(i * 1000, length / 3), (i * 77, length - length / 3)]));
+    let mut pages: Vec<Page> = alike(5, 70_000).chain(alike(3, 10)).chain(alike(4, 0)).chain(alike(9, 64)).collect();
+    pages.extend(alike(4, 1 << 20).chain(alike(5, (1 << 20) + 1)).chain(alike(4, 100_000)).chain(alike(1, 5)));
+    for (kind, memory) in kinds(&bytes, &Ring::new(4 << 20), &plenty()) {
+        for algorithm in [Algorithm::Sha256, Algorithm::Blake3] {
+            let wanted: Vec<Digest> = pages.iter().map(|page| Digest::of(algorithm, &expected(&bytes, page))).collect();
+            assert_eq!(memory.hash(algorithm, &pages).unwrap(), wanted, "{kind}");
+        }
+    }
+}
+
+#[test]
 fn a_span_outside_of_the_memory_touches_nothing() {
     let bytes = content(1000);
     for (kind, memory) in kinds(&bytes, &Ring::new(1 << 20), &plenty()) {

@@ -1,13 +1,14 @@
 //! The command line. Each flag is declared once; commands that share a flag flatten its struct.
 
-mod age;
 mod engines;
+mod login;
 mod names;
 mod reference;
 mod transfer;
 mod upkeep;
 
 pub use engines::{DrainArgs, Match, Restore, SequencesArgs, Snapshot, WhenToPush};
+pub use login::{Login, LoginAt};
 pub use names::{Diff, Fork, Inspect, Log, Ls, Prune, Rm, TagArgs};
 pub use reference::{Expected, Relative, Target, repository_of};
 pub use transfer::{Import, Pull, Push};
@@ -179,6 +180,11 @@ pub enum Command {
     /// Import the state that another system keeps
     #[command(subcommand)]
     Import(Import),
+    /// Store an access token for a registry, once the registry has accepted it
+    #[command(after_help = login::LOGIN_EXAMPLES)]
+    Login(Login),
+    /// Forget the stored token of a registry
+    Logout(LoginAt),
     /// Print a completion script for a shell
     Completions(Completions),
     /// Show everything with a real model, in under two minutes

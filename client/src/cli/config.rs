@@ -25,6 +25,9 @@ layered! {
         /// Token for the registry of the same source
         #[arg(skip)]
         pub token: Option<Secret>,
+        /// Whether tokens may be sent over plain http beyond loopback
+        #[arg(skip)]
+        pub token_over_http: Option<bool>,
         /// Directory of the local store
         #[arg(long, global = true, value_name = "DIR", value_hint = clap::ValueHint::DirPath, env = "PF_STORE", hide_env_values = true)]
         #[arg(help_heading = EVERYWHERE)]

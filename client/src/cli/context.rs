@@ -8,7 +8,7 @@ use super::output::Out;
 use super::progress;
 use super::suggest::{Flags, Suggestion};
 use super::usage;
-use pfr_client::{AgentClient, Remote, RemoteOptions, Site};
+use pfr_client::{AgentClient, Remote, RemoteOptions, Site, StoredTokens, same_server};
 use pfr_schema::{ErrorCode, Reference};
 use pfr_service::{Secret, UserDirs};
 use pfr_store::{Options, Store};
@@ -41,10 +41,12 @@ pub struct Settings {
     /// All but the token.
     all: Overrides,
     registry: String,
-    /// From the environment: for any registry.
+    /// From the environment: for the server of `registry`, and no other.
     token: Option<Secret>,
-    /// From the file, with its registry: only for that registry.
+    /// From the file, with its registry: only for that server.
     files_token: (String, Option<Secret>),
+    /// From earlier logins.
+    stored: StoredTokens,
 }
 
 impl Context {
@@ -58,6 +60,8 @@ impl Context {
         given.registry = given.registry.filter(|url| !url.is_empty());
         given.store = given.store.filter(|path| !path.as_os_str().is_empty());
         given.token = Secret::from_env("PF_TOKEN");
+        given.token_over_http =
+            std::env::var("PF_TOKEN_OVER_HTTP").ok().filter(|text| !text.is_empty()).map(|text| text == "1" || text == "true");
         let flags = Flags { registry: given.registry.clone(), store: given.store.clone(), ..Flags::default() };
         let names_registry = given.registry.is_some() && usage::has_flag(std::env::args_os(), "--registry");
         let settings = Settings::resolve(given, file, &dirs);
@@ -89,7 +93,32 @@ impl Context {
     pub fn remote(&self, reference: Option<&Reference>) -> Result<Remote, Failure> {
         self.note(reference);
         let url = self.settings.registry_of(reference);
-        let token = self.settings.token_for(url).cloned();
+        self.remote_at(url, self.settings.token_for(url)?)
+    }
+
+    /// The base URL of the registry that an argument names, or else of the one of other commands.
+    pub fn registry_at(&self, given: Option<&str>) -> Result<String, Failure> {
+        let Some(given) = given else { return Ok(self.settings.registry.clone()) };
+        let url = match given.contains("://") {
+            true => given.to_owned(),
+            // As in a reference.
+            false => format!("{}/x", base_url(given))
+                .parse::<Reference>()
+                .ok()
+                .and_then(|reference| reference.registry)
+                .ok_or_else(|| Failure::usage(format!("{given:?} names no registry: expected https://HOST[:PORT][/domains/NAME]")))?,
+        };
+        Ok(base_url(&url).to_owned())
+    }
+
+    /// The tokens of earlier logins.
+    pub fn tokens(&self) -> &StoredTokens {
+        &self.settings.stored
+    }
+
+    /// The registry with this base URL.
+    pub fn remote_at(&self, url: &str, token: Option<Secret>) -> Result<Remote, Failure> {
+        let token_over_http = self.settings.all.token_over_http.unwrap_or(false);
         let defaults = RemoteOptions::default();
         let retries = self.settings.all.retries.unwrap_or(defaults.retries);
         let retry_for = match (self.settings.all.retries, self.settings.all.retry_for) {
@@ -98,7 +127,7 @@ impl Context {
             (None, None) => defaults.retry_for,
         };
         let on_retry = Some(progress::on_retry(self.quiet || self.json));
-        Ok(Remote::new(url, RemoteOptions { token, retries, retry_for, on_retry, ..defaults })?)
+        Ok(Remote::new(url, RemoteOptions { token, token_over_http, retries, retry_for, on_retry, ..defaults })?)
     }
 
     /// The local store, made if there is none.
@@ -208,18 +237,22 @@ impl Settings {
         all.store = all.store.or_else(|| store_dir(dirs));
         all.agent = all.agent.or_else(|| agent_socket(dirs));
         let registry = base_url(all.registry.as_deref().unwrap_or(DEFAULT_REGISTRY)).to_owned();
-        Self { all, registry, token, files_token }
+        Self { all, registry, token, files_token, stored: StoredTokens::of(dirs) }
     }
 
     fn registry_of<'a>(&'a self, reference: Option<&'a Reference>) -> &'a str {
         reference.and_then(|r| r.registry.as_deref()).unwrap_or(&self.registry)
     }
 
-    /// The file's token is for the file's registry only: a pull from another registry does not send
-    /// it there.
-    fn token_for(&self, url: &str) -> Option<&Secret> {
+    /// A token is for one server only: a pull from another registry does not send it there.
+    fn token_for(&self, url: &str) -> Result<Option<Secret>, Failure> {
+        let given = self.token.as_ref().filter(|_| same_server(url, &self.registry));
         let (files, token) = &self.files_token;
-        self.token.as_ref().or_else(|| token.as_ref().filter(|_| url == files))
+        let in_file = || token.as_ref().filter(|_| same_server(url, files));
+        match given.or_else(in_file) {
+            Some(token) => Ok(Some(token.clone())),
+            None => Ok(self.stored.token_for(url)?),
+        }
     }
 }
 
@@ -261,12 +294,18 @@ mod tests {
     }
 
     #[test]
-    fn the_files_token_goes_to_the_files_registry_only() {
+    fn a_token_goes_to_the_registry_of_its_source_only() {
         let hush = Secret::new("hush");
         let file = settings(None, "registry = \"http://file/\"\ntoken = \"hush\"", None);
-        assert_eq!(file.token_for("http://file"), Some(&hush));
-        assert_eq!(file.token_for("http://stranger"), None);
-        assert_eq!(settings(None, "", Some("hush")).token_for("http://stranger"), Some(&hush));
+        let token = |settings: &Settings, url: &str| settings.token_for(url).unwrap();
+        assert_eq!(token(&file, "http://file"), Some(hush.clone()));
+        assert_eq!(token(&file, "http://file/domains/acme"), Some(hush.clone()));
+        assert_eq!(token(&file, "http://stranger"), None);
+        let given = settings(Some("http://flag/domains/acme"), "", Some("hush"));
+        assert_eq!(token(&given, "http://flag"), Some(hush));
+        for stranger in ["http://stranger", "https://flag", "http://flag:81", DEFAULT_REGISTRY] {
+            assert_eq!(token(&given, stranger), None, "{stranger}");
+        }
     }
 
     #[test]

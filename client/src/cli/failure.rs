@@ -195,6 +195,10 @@ impl From<pfr_client::Error> for Failure {
         let (code, message) = (error.code(), error.to_string());
         let hint = match error {
             Error::Store(error) => return error.into(),
+            Error::TokenOverHttp { .. } => Some(
+                "PF_TOKEN_OVER_HTTP=1, or `token-over-http = true` in the configuration file, allows it where the network is trusted"
+                    .into(),
+            ),
             // The hints of the codes are about the registry.
             Error::NoAgent { .. } => Some("PF_AGENT_SOCKET, or `agent` in the configuration file, say where its socket is, too".into()),
             Error::AgentGone { .. } => Some(Suggestion::new("engines").agent().then(" says whether it is back; look before you ask again")),
@@ -218,6 +222,9 @@ fn file_hint(code: ErrorCode) -> Option<Advice> {
 /// The hint for an error of the capture agent. Its store and its registry are not those of `pf`.
 fn agent_hint(code: ErrorCode) -> Option<Advice> {
     match code {
+        ErrorCode::Unauthorized => {
+            Some("the agent needs a token for its registry: give it PF_AGENT_TOKEN or --token-file, or log in as its user".into())
+        }
         // Each command says where the agent looked.
         ErrorCode::RepositoryUnknown | ErrorCode::SnapshotUnknown | ErrorCode::TagUnknown => None,
         ErrorCode::StorageFull => Some("free space on the disk of the agent's store, and run the same command again".into()),
@@ -247,6 +254,9 @@ pub fn hint(code: ErrorCode) -> Option<Advice> {
             .repository()
             .then(" shows where the tag is now; run the command again with --if-tag-is and that digest, or with another tag"),
         ErrorCode::StorageFull => full("the registry's disk", |command| command),
+        ErrorCode::Unauthorized => Suggestion::new("login").then(
+            " stores a token for this registry; PF_TOKEN, too, is only for the registry of --registry, PF_REGISTRY or the configuration",
+        ),
         ErrorCode::EngineUnknown => Suggestion::new("engines").agent().then(" lists the engines of this host"),
         code => text_hint(code)?.into(),
     })
@@ -267,7 +277,6 @@ fn text_hint(code: ErrorCode) -> Option<&'static str> {
         ErrorCode::CorruptStore => "push the snapshot again from a good copy: that heals the store",
         ErrorCode::MissingBlobs => "the source is not complete; push from a copy that has every page",
         ErrorCode::PushUnknown => "the upload's lease ended; run the same command again: it sends what is missing",
-        ErrorCode::Unauthorized => "set PF_TOKEN, or `token` in the configuration file",
         ErrorCode::Denied => "the token does not cover this repository or action; ask the registry's operator for one that does",
         ErrorCode::Overloaded | ErrorCode::Timeout => "run the same command again in a while: it transfers what is missing",
         ErrorCode::Unavailable => {

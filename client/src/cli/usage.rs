@@ -111,7 +111,7 @@ fn tip(word: &str) -> Option<Advice> {
             .then(" and then ")
             .run(Suggestion::help("push"))
             .text(" say how to copy a snapshot; `pf-registry mirror` copies repositories from registry to registry"),
-        "login" | "logout" | "auth" => "there is no login: PF_TOKEN, or `token` in the configuration file, holds the token".into(),
+        "auth" | "signin" | "whoami" => Suggestion::new("login").then(" stores a token for a registry"),
         "save" | "checkpoint" | "capture" => Suggestion::help("snapshot").then(" says how to capture a sequence of an engine"),
         "load" | "resume" => Suggestion::help("restore").then(" says how to put a snapshot back into an engine"),
         "check" | "fsck" => Suggestion::help("verify")
@@ -132,7 +132,7 @@ mod tests {
 
     #[test]
     fn words_of_other_tools_get_a_tip_and_are_no_commands() {
-        for word in ["images", "copy", "login", "history", "forget", "fsck", "serve", "branch", "load", "save", "show", "rmi", "info"] {
+        for word in ["images", "copy", "auth", "history", "forget", "fsck", "serve", "branch", "load", "save", "show", "rmi", "info"] {
             let error = Args::try_parse_from(["pf", word]).unwrap_err();
             assert_eq!(unknown_command(&error).as_deref(), Some(word));
             assert!(tip(word).is_some(), "{word}");

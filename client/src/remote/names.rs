@@ -3,6 +3,7 @@
 use super::Remote;
 use super::read::page;
 use crate::error::{Error, Result};
+use crate::tokens::TokenCheck;
 use pfr_schema::api::{self, TagState};
 use pfr_schema::{Digest, RepositoryName, Tag};
 use reqwest::header::{CONTENT_TYPE, IF_MATCH, IF_NONE_MATCH};
@@ -41,6 +42,14 @@ impl Remote {
     /// `repository_unknown`.
     pub async fn tags(&self, repository: &RepositoryName, after: Option<&str>, limit: usize) -> Result<api::TagList> {
         self.get(page(self.repository_path(repository, &["tags"]), after, limit)).await
+    }
+
+    /// Asks the registry about the token that this sends, or about having none.
+    ///
+    /// # Errors
+    /// Those that say nothing about the token.
+    pub async fn check_token(&self) -> Result<TokenCheck> {
+        TokenCheck::of(self.get::<api::RepositoryList>(page(self.path(&["repositories"]), None, 1)).await)
     }
 
     /// Reads one tag.

@@ -450,8 +450,11 @@ async fn a_hint_about_an_agent_names_its_socket() {
 }
 
 /// Places without a case here, and why.
-const ELSEWHERE: [(&str, &str); 1] =
-    [("commands/gc.rs remotely gc", "it is printed after ten minutes; a unit test in that file runs it after less")];
+const ELSEWHERE: [(&str, &str); 3] = [
+    ("commands/gc.rs remotely gc", "it is printed after ten minutes; a unit test in that file runs it after less"),
+    ("failure.rs hint login", "it needs a registry that requires tokens, and reads one: login.rs"),
+    ("usage.rs tip login", "the same"),
+];
 
 /// The places in the sources of `pf` where a command for a message is made.
 fn places() -> BTreeSet<String> {

@@ -10,6 +10,7 @@ mod hints;
 mod integrity;
 mod json;
 mod listing;
+mod login;
 mod names;
 mod pull;
 mod push;

@@ -1,7 +1,7 @@
 //! The extractor of a handler's access, and the check that each handler has one.
 
-use super::action::{Action, Permission, Push};
-use super::{Question, decide};
+use super::action::{Permission, Push, name_of};
+use super::caller::{Caller, Target};
 use crate::app::App;
 use crate::domains::Domain;
 use crate::http::base;
@@ -10,7 +10,7 @@ use crate::problem::ApiError;
 use axum::extract::FromRequestParts;
 use axum::handler::Handler;
 use axum::http::request::Parts;
-use pfr_schema::{ErrorCode, RepositoryName};
+use pfr_schema::{Action, ErrorCode, RepositoryName};
 use pfr_store::{LivePush, PushId};
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -23,6 +23,8 @@ pub(crate) struct Access<A, S = RepositoryName> {
     pub(crate) to: S,
     /// The domain that it is in.
     pub(crate) domain: Arc<Domain>,
+    /// Who asks: for answers that depend on what the caller may see.
+    pub(crate) caller: Caller,
     action: PhantomData<A>,
 }
 
@@ -30,12 +32,21 @@ impl<A: Permission, S: Scope> FromRequestParts<App> for Access<A, S> {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, ApiError> {
+        let action = A::ACTION.filter(|_| !S::is_open(app));
+        // First: an unknown caller learns nothing, not even that a name is malformed.
+        let caller = match &app.gate {
+            Some(gate) if action.is_some() => gate.caller(parts).await?,
+            _ => Caller::Anyone,
+        };
         let name = base::domain_of(parts)?;
         let to = S::of(parts).await?;
-        decide(app, parts, &Question { action: A::ACTION, domain: &name, repository: to.repository() })?;
+        let decided = action.map_or(Ok(()), |action| caller.decide(action, &name, to.target()));
+        let path = parts.uri.path();
+        tracing::trace!(action = name_of(action), domain = %name, path, is_permitted = decided.is_ok(), "access decided");
+        decided?;
         // Only now: a caller that may not use a domain does not learn whether there is one.
         let domain = app.domains.get(&name).await?;
-        Ok(Self { to, domain, action: PhantomData })
+        Ok(Self { to, domain, caller, action: PhantomData })
     }
 }
 
@@ -43,8 +54,12 @@ impl<A: Permission, S: Scope> FromRequestParts<App> for Access<A, S> {
 pub(crate) trait Scope: Sized + Send {
     /// Reads it from the request's path.
     fn of(parts: &mut Parts) -> impl Future<Output = Result<Self, ApiError>> + Send;
-    /// The repository that the scope names, if it names one.
-    fn repository(&self) -> Option<&RepositoryName>;
+    /// The same, for the decision.
+    fn target(&self) -> Target<'_>;
+    /// Whether the settings open it to every caller.
+    fn is_open(_app: &App) -> bool {
+        false
+    }
 }
 
 impl Scope for RepositoryName {
@@ -53,12 +68,12 @@ impl Scope for RepositoryName {
         Ok(repository)
     }
 
-    fn repository(&self) -> Option<&RepositoryName> {
-        Some(self)
+    fn target(&self) -> Target<'_> {
+        Target::Repository(self)
     }
 }
 
-/// The scope of an action that is about no single repository.
+/// The scope of an action on a domain as a whole.
 pub(crate) struct AllRepositories;
 
 impl Scope for AllRepositories {
@@ -66,12 +81,43 @@ impl Scope for AllRepositories {
         Ok(Self)
     }
 
-    fn repository(&self) -> Option<&RepositoryName> {
-        None
+    fn target(&self) -> Target<'_> {
+        Target::Domain
     }
 }
 
-/// The scope of an action on the catalogue of domains.
+/// The scope of an action on those repositories of a domain that the caller may use: the handler
+/// leaves the others out.
+pub(crate) struct SomeRepositories;
+
+impl Scope for SomeRepositories {
+    async fn of(_parts: &mut Parts) -> Result<Self, ApiError> {
+        Ok(Self)
+    }
+
+    fn target(&self) -> Target<'_> {
+        Target::Some
+    }
+}
+
+/// The scope of the metrics, which name all domains.
+pub(crate) struct Metrics;
+
+impl Scope for Metrics {
+    async fn of(_parts: &mut Parts) -> Result<Self, ApiError> {
+        Ok(Self)
+    }
+
+    fn target(&self) -> Target<'_> {
+        Target::Registry
+    }
+
+    fn is_open(app: &App) -> bool {
+        app.open_metrics
+    }
+}
+
+/// The scope of an action on the registry itself: its domains and its tokens.
 pub(crate) struct Catalogue;
 
 impl Scope for Catalogue {
@@ -79,11 +125,11 @@ impl Scope for Catalogue {
         if base::is_default(parts) {
             return Ok(Self);
         }
-        Err(ApiError::new(ErrorCode::NotFound, "domains are not in a domain: ask without /domains/NAME at the front of the path"))
+        Err(ApiError::new(ErrorCode::NotFound, "this address is in no domain: ask without /domains/NAME at the front of the path"))
     }
 
-    fn repository(&self) -> Option<&RepositoryName> {
-        None
+    fn target(&self) -> Target<'_> {
+        Target::Registry
     }
 }
 
@@ -94,16 +140,18 @@ pub(crate) struct Session {
     pub(crate) domain: Arc<Domain>,
     /// The session.
     pub(crate) push: LivePush,
+    /// Who pushes.
+    pub(crate) caller: Caller,
 }
 
 impl FromRequestParts<App> for Session {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, ApiError> {
-        let Access { to: repository, domain, .. } = Access::<Push>::from_request_parts(parts, app).await?;
+        let Access { to: repository, domain, caller, .. } = Access::<Push>::from_request_parts(parts, app).await?;
         let Path(push): Path<PushId> = Path::from_request_parts(parts, app).await?;
         let push = domain.store.live_push(&repository, &push).await?;
-        Ok(Self { domain, push })
+        Ok(Self { domain, push, caller })
     }
 }
 
@@ -114,16 +162,16 @@ impl FromRequestParts<App> for Session {
 )]
 pub(crate) trait AccessFirst {
     /// The action that the handler performs.
-    const ACTION: Action;
+    const ACTION: Option<Action>;
 }
 
 macro_rules! access_first {
     ($([$($argument:ident),*])+) => {$(
         impl<M, A: Permission, S, $($argument),*> AccessFirst for (M, Access<A, S>, $($argument,)*) {
-            const ACTION: Action = A::ACTION;
+            const ACTION: Option<Action> = A::ACTION;
         }
         impl<M, $($argument),*> AccessFirst for (M, Session, $($argument,)*) {
-            const ACTION: Action = Push::ACTION;
+            const ACTION: Option<Action> = Push::ACTION;
         }
     )+};
 }
@@ -131,6 +179,6 @@ macro_rules! access_first {
 access_first! { [] [T1] [T1, T2] [T1, T2, T3] [T1, T2, T3, T4] [T1, T2, T3, T4, T5] }
 
 /// The action that a handler performs, from its signature.
-pub(crate) fn action_of<H: Handler<T, App>, T: AccessFirst>(_handler: &H) -> Action {
+pub(crate) fn action_of<H: Handler<T, App>, T: AccessFirst>(_handler: &H) -> Option<Action> {
     T::ACTION
 }

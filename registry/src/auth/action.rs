@@ -1,47 +1,37 @@
-//! The actions that an access can be for.
+//! Actions as types, for the signatures of handlers.
 
-/// What a caller may be allowed to do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Action {
-    /// Every caller may: health, metrics, the description of the API.
-    Open,
-    /// Read snapshots, tags and blobs.
-    Pull,
-    /// Store snapshots, and create or move tags.
-    Push,
-    /// Delete snapshots and tags.
-    Delete,
-    /// Operate the registry: collection, scrubs, background tasks.
-    Admin,
-}
+use pfr_schema::Action;
 
-impl Action {
-    /// Its name in the OpenAPI document, in logs and, later, in tokens.
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::Open => "open",
-            Self::Pull => "pull",
-            Self::Push => "push",
-            Self::Delete => "delete",
-            Self::Admin => "admin",
-        }
-    }
-}
-
-/// An action as a type, for the signature of a handler.
+/// What a handler needs a permission for.
 pub(crate) trait Permission: Send + 'static {
-    /// The action.
-    const ACTION: Action;
+    /// The action; none if every caller may.
+    const ACTION: Option<Action>;
 }
 
 macro_rules! permissions {
-    ($($name:ident),+) => {$(
-        #[doc = concat!("See [`Action::", stringify!($name), "`].")]
+    ($($(#[$doc:meta])* $name:ident = $action:expr;)+) => {$(
+        $(#[$doc])*
         pub(crate) struct $name;
         impl Permission for $name {
-            const ACTION: Action = Action::$name;
+            const ACTION: Option<Action> = $action;
         }
     )+};
 }
 
-permissions!(Open, Pull, Push, Delete, Admin);
+permissions! {
+    /// Every caller may: health, the description of the API.
+    Open = None;
+    /// See [`Action::Pull`].
+    Pull = Some(Action::Pull);
+    /// See [`Action::Push`].
+    Push = Some(Action::Push);
+    /// See [`Action::Delete`].
+    Delete = Some(Action::Delete);
+    /// See [`Action::Admin`].
+    Admin = Some(Action::Admin);
+}
+
+/// The name of an action in the OpenAPI document and in logs.
+pub(crate) fn name_of(action: Option<Action>) -> &'static str {
+    action.map_or("open", Action::name)
+}

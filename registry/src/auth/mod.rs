@@ -1,49 +1,25 @@
-//! Authorisation. Each handler takes an [`Access`] or a [`Session`] as its first argument: it names
-//! the action, and the repository that the action is about. So authorisation is visible where the
-//! action is, and a handler without it does not compile ([`action_of`]).
+//! Authorization. Each handler takes an [`Access`] or a [`Session`] as its first argument: it names
+//! the action, and what the action is about. So authorization is visible where the action is, and a
+//! handler without it does not compile ([`action_of`]).
 //!
-//! There are no tokens yet, so the program's [`Policy`] grants every access: it and [`decide`] are
-//! all that changes with them. The OpenAPI document has the action of each operation as
-//! `x-pf-action`.
+//! ```text
+//! Authorization header ─▶ credentials ─▶ Gate: is the token valid? ─▶ Caller ─▶ decide: may it? ─▶ Access
+//!                                          401, one answer for all        404 if it may not see, else 403
+//! ```
+//!
+//! A repository or domain that a caller may not pull is for it one that does not exist
+//! ([`Caller`]). A registry that requires no tokens has no [`Gate`], and permits everything. The
+//! OpenAPI document has the action of each operation as `x-pf-action`. Decision 45 says why it is
+//! so.
 
 mod access;
 mod action;
-pub(crate) mod policy;
+mod caller;
+mod credentials;
+mod gate;
 
-pub(crate) use access::{Access, AllRepositories, Catalogue, Session, action_of};
-pub(crate) use action::{Action, Admin, Delete, Open, Pull, Push};
-pub use policy::Policy;
-
-use crate::app::App;
-use crate::problem::ApiError;
-use axum::http::request::Parts;
-use pfr_schema::{DomainName, ErrorCode, RepositoryName};
-
-/// What a caller asks to be allowed.
-#[derive(Debug)]
-pub(crate) struct Question<'a> {
-    /// The action.
-    pub(crate) action: Action,
-    /// The domain that it is done in.
-    pub(crate) domain: &'a DomainName,
-    /// The repository that it is done to; none if it concerns all of the domain.
-    pub(crate) repository: Option<&'a RepositoryName>,
-}
-
-/// Grants or refuses an access.
-///
-/// # Errors
-/// `denied` if the policy does not grant the action. Later `unauthorized` for a caller without a
-/// valid token.
-pub(crate) fn decide(app: &App, caller: &Parts, question: &Question<'_>) -> Result<(), ApiError> {
-    let (action, is_granted) = (question.action.name(), app.policy.grants(question.action));
-    tracing::trace!(
-        action,
-        domain = %question.domain,
-        repository = question.repository.map(RepositoryName::as_str),
-        path = caller.uri.path(),
-        is_granted,
-        "access decided"
-    );
-    if is_granted { Ok(()) } else { Err(ApiError::new(ErrorCode::Denied, format!("this registry does not allow the action {action:?}"))) }
-}
+pub(crate) use access::{Access, AllRepositories, Catalogue, Metrics, Session, SomeRepositories, action_of};
+pub(crate) use action::{Admin, Delete, Open, Pull, Push, name_of};
+pub(crate) use caller::CallerId;
+pub(crate) use credentials::challenges;
+pub(crate) use gate::Gate;

@@ -2,6 +2,7 @@
 
 use super::Settings;
 use super::tool::{json_line, open_existing};
+use crate::Config;
 use crate::mirror::{Error, Options, Report, mirror};
 use crate::storage;
 use clap::Args;
@@ -54,8 +55,8 @@ pub(super) fn run(mut arguments: Mirror) -> Result<(), crate::Error> {
             (Some(_), Some(_)) => None,
         };
         let store = domains.map(|domains| domains.default_store().clone());
-        let source = site(from, "PF_REGISTRY_FROM_TOKEN", store.as_ref())?;
-        let destination = site(to, "PF_REGISTRY_TO_TOKEN", store.as_ref())?;
+        let source = site(from, "PF_REGISTRY_FROM_TOKEN", &config, store.as_ref())?;
+        let destination = site(to, "PF_REGISTRY_TO_TOKEN", &config, store.as_ref())?;
         let options = Options { repositories: repository, delete };
         let mut stop = std::pin::pin!(signals::of_server().map_err(crate::Error::Runtime)?);
         loop {
@@ -88,11 +89,12 @@ pub(super) fn run(mut arguments: Mirror) -> Result<(), crate::Error> {
     })
 }
 
-fn site(url: Option<String>, token: &str, store: Option<&pfr_store::Store>) -> Result<Site, Error> {
+fn site(url: Option<String>, token: &str, config: &Config, store: Option<&pfr_store::Store>) -> Result<Site, Error> {
     match (url, store) {
         (Some(url), _) => {
             let token = Secret::from_env(token);
-            Ok(Site::Registry(Remote::new(&url, RemoteOptions { token, ..RemoteOptions::default() })?))
+            let options = RemoteOptions { token, token_over_http: config.token_over_http, ..RemoteOptions::default() };
+            Ok(Site::Registry(Remote::new(&url, options)?))
         }
         (None, Some(store)) => Ok(Site::Store(store.clone())),
         (None, None) => Err(Error::Sites("give --from or --to")),

@@ -9,6 +9,7 @@ mod mirror;
 mod rebuild;
 mod scrub;
 mod serve;
+mod token;
 mod tool;
 
 use crate::Error;
@@ -94,6 +95,10 @@ pub(crate) enum Command {
     /// the same store.
     #[command(mut_args(of_tool), after_help = MORE)]
     Fsck(fsck::Fsck),
+    /// Makes, lists and revokes access tokens. May run beside a registry that serves the same
+    /// store.
+    #[command(subcommand)]
+    Token(token::TokenCommand),
     /// Builds a new database from packs and journal, when the old one is lost. Nothing else may use
     /// the store meanwhile.
     #[command(mut_args(of_tool), after_help = MORE)]
@@ -145,6 +150,7 @@ impl Command {
             Self::Mirror(arguments) => mirror::run(*arguments),
             Self::Scrub(args) => scrub::run(args),
             Self::Fsck(args) => fsck::run(args),
+            Self::Token(command) => token::run(command),
             Self::Rebuild(args) => rebuild::run(args),
         }
     }

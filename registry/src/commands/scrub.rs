@@ -41,8 +41,9 @@ pub(crate) struct Scrub {
 
 pub(super) fn run(args: Scrub) -> Result<(), Error> {
     let config = args.settings.load()?;
-    let mirror =
-        args.heal_from.as_deref().map(|url| Remote::new(url, RemoteOptions { token: args.heal_token, ..RemoteOptions::default() }));
+    let mirror = args.heal_from.as_deref().map(|url| {
+        Remote::new(url, RemoteOptions { token: args.heal_token, token_over_http: config.token_over_http, ..RemoteOptions::default() })
+    });
     let mirror = mirror.transpose().map_err(mirror::Error::from)?;
     let options = ScrubOptions { full: args.full, bytes_per_second: args.rate.map(|rate| rate.0) };
     let (report, healing) = on_store(&config, &args.which, async |store| {

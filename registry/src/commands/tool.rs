@@ -64,6 +64,11 @@ pub(super) fn on_store<T>(config: &Config, which: &Which, work: impl AsyncFnOnce
     runtime()?.block_on(async { work(open_existing(config).await?.open(&which.domain).await?).await })
 }
 
+/// Opens the catalogue of domains that the settings name and runs `work` on it.
+pub(super) fn on_catalogue<T>(config: &Config, work: impl AsyncFnOnce(Domains) -> Result<T, Error>) -> Result<T, Error> {
+    runtime()?.block_on(async { work(open_existing(config).await?).await })
+}
+
 /// Opens the domains that the settings name and runs `work` on them, whether or not there are
 /// tables.
 pub(super) fn on_packs<T>(config: &Config, work: impl AsyncFnOnce(Domains) -> Result<T, Error>) -> Result<T, Error> {

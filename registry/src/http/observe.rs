@@ -1,6 +1,7 @@
 //! One request as operators see it: one log line and a few metrics. They are written when the
 //! response body has ended or the client has left, which is why that happens in `Drop`.
 
+use crate::auth::CallerId;
 use crate::http::body::BodyLease;
 use crate::http::connections::Activity;
 use crate::http::permit::RequestPermit;
@@ -32,6 +33,8 @@ pub(crate) struct Observation {
     complete: bool,
     /// Its permit among the requests that are worked on at once.
     permit: RequestPermit,
+    /// Whose token the request carries, once that is known.
+    pub(crate) caller: CallerId,
 }
 
 impl Observation {
@@ -58,6 +61,7 @@ impl Observation {
             sent: 0,
             complete: false,
             permit,
+            caller: CallerId::default(),
         }
     }
 
@@ -78,7 +82,7 @@ impl Observation {
         macro_rules! line {
             ($level:ident) => {
                 tracing::$level!(
-                    request_id = %self.id, method = %self.method, path = %self.path, status, code, cause,
+                    request_id = %self.id, token = self.caller.id(), method = %self.method, path = %self.path, status, code, cause,
                     bytes_in = self.lease.received(), bytes_out = self.sent, duration_ms, "request"
                 )
             };

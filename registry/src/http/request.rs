@@ -1,6 +1,7 @@
 //! The outermost layer: request id, host, permit, panics, problems, observation.
 
 use crate::app::App;
+use crate::auth::challenges;
 use crate::http::connections::Connection;
 use crate::http::observe::{Observation, Observed};
 use crate::http::permit::{RequestPermit, wait_for};
@@ -14,6 +15,7 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, Version, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 use futures::FutureExt as _;
+use pfr_schema::ErrorCode;
 use pfr_service::problem;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -48,9 +50,10 @@ pub(crate) async fn middleware(State(app): State<App>, request: Request, next: N
     let path = base::path_of(request.uri(), request.extensions()).to_owned();
     let browser = Browser::of(&request);
 
-    let (parts, body) = request.into_parts();
+    let (mut parts, body) = request.into_parts();
     let (body, lease) = body::lease(body, app.pace, permit.clone());
     let mut observation = Observation::new(id, method, path, route, exempt, lease, permit.clone());
+    parts.extensions.insert(observation.caller.clone());
     let response = if let Some(failure) = refused {
         drop(body);
         failure.into_response()
@@ -78,18 +81,21 @@ pub(crate) async fn middleware(State(app): State<App>, request: Request, next: N
 fn explain(mut response: Response, observation: &mut Observation, browser: Option<&Browser>) -> Response {
     let Some(failure) = problem::of_response(&mut response, &observation.method, &observation.path) else { return response };
     observation.failed(failure.code, failure.cause.clone());
-    let page = browser.map(|browser| browser.problem(&failure, &observation.id));
-    let mut problem = failure.into_problem(&observation.id);
-    if let Some(page) = page {
-        let document = std::mem::replace(&mut problem, page);
-        response.headers_mut().extend(document.headers().get(header::RETRY_AFTER).map(|after| (header::RETRY_AFTER, after.clone())));
+    let code = failure.code;
+    let mut answer = match browser {
+        Some(browser) => browser.problem(&failure, &observation.id),
+        None => failure.into_problem(&observation.id),
+    };
+    let headers = answer.headers_mut();
+    if code == ErrorCode::Unauthorized {
+        headers.extend(challenges());
     }
-    for name in [header::ALLOW, header::ETAG, header::RETRY_AFTER] {
+    for name in [header::ALLOW, header::ETAG] {
         if let Some(value) = response.headers_mut().remove(&name) {
-            problem.headers_mut().insert(name, value);
+            headers.insert(name, value);
         }
     }
-    problem
+    answer
 }
 
 const BUSY: &str = "the registry serves as many requests as it may; try again in a moment";

@@ -35,7 +35,7 @@ use tracing::Instrument as _;
     request_body(content = inline(FrameStream), content_type = "application/vnd.pf.frames.v1", description = "Frames, see docs/formats.md"),
     responses((status = 200, description = "All of it is durable", body = api::FramesStored), failures::Uploading),
 )]
-pub(crate) async fn put(Session { domain, push }: Session, request: Request) -> Answer<Json<api::FramesStored>> {
+pub(crate) async fn put(Session { domain, push, .. }: Session, request: Request) -> Answer<Json<api::FramesStored>> {
     media_type::check(&request, FRAMES)?;
     let received = metrics::counter!(BYTES_RECEIVED);
     // The store sees that the input ended early, but not why.
@@ -78,7 +78,7 @@ pub(crate) async fn put(Session { domain, push }: Session, request: Request) -> 
     ),
 )]
 pub(crate) async fn get(
-    Access { to: repository, domain, .. }: Access<Pull>,
+    Access { to: repository, domain, caller, .. }: Access<Pull>,
     State(app): State<App>,
     headers: HeaderMap,
     request: JsonBody<api::FramesRequest>,
@@ -86,6 +86,10 @@ pub(crate) async fn get(
     let digests = &request.value.digests;
     check_count(&app, digests.len())?;
     let exists = must_exist(&domain.store, &repository).await;
+    let exists = match exists {
+        Ok(()) => caller.must_see(&domain, digests).await,
+        refused => refused,
+    };
     if exists.is_ok()
         && let Some(redirects) = &app.redirects
         && redirect::accepted(&headers)
@@ -100,7 +104,9 @@ pub(crate) async fn get(
         Err(failure) => Err(failure),
     };
     let Served { bytes, pieces: mut frames } = match located {
-        Err(failure) if matches!(failure.code, ErrorCode::BlobUnknown | ErrorCode::RepositoryUnknown) => {
+        // An upstream is asked with this registry's token. So only for a caller that may read
+        // everything is it asked for blobs without a snapshot around them.
+        Err(failure) if matches!(failure.code, ErrorCode::BlobUnknown | ErrorCode::RepositoryUnknown) && caller.sees_everything() => {
             let mut response = failure.into_response();
             response.extensions_mut().insert(UnservedFrames(Arc::new((repository, request))));
             return Ok(response);

@@ -13,6 +13,7 @@ pub(crate) mod snapshots;
 pub(crate) mod stats;
 pub(crate) mod tags;
 pub(crate) mod tasks;
+pub(crate) mod tokens;
 
 use crate::app::App;
 use crate::problem::ApiError;

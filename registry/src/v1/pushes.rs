@@ -56,14 +56,14 @@ pub(crate) async fn open(
     responses((status = 200, description = "What is missing", body = api::MissingResponse, example = json!({"missing": [[0, 2]]})), failures::Pushing),
 )]
 pub(crate) async fn missing(
-    Session { domain, push }: Session,
+    Session { domain, push, caller }: Session,
     State(app): State<App>,
     JsonBody { value: request, .. }: JsonBody<api::MissingRequest>,
 ) -> Answer<Json<api::MissingResponse>> {
     check_count(&app, request.groups.len())?;
     check_count(&app, request.groups.iter().map(|group| group.digests.len()).sum())?;
     let wanted = request.groups.into_iter().flat_map(|group| group.digests.into_iter().map(move |digest| (digest, group.kind))).collect();
-    let positions = domain.store.missing(&push, wanted).await?;
+    let positions = caller.missing(&domain, &push, wanted).await?;
     Ok(Json(api::MissingResponse { missing: ranges(positions) }))
 }
 
@@ -85,10 +85,11 @@ pub(crate) async fn missing(
     ),
 )]
 pub(crate) async fn commit(
-    Access { to: repository, domain, .. }: Access<Push>,
+    Access { to: repository, domain, caller, .. }: Access<Push>,
     Path(push): Path<PushId>,
     JsonBody { value: request, .. }: JsonBody<api::CommitRequest>,
 ) -> Answer<(StatusCode, Json<api::Committed>)> {
+    caller.must_have(&domain, &push, request.manifest).await?;
     let commit = domain.store.commit_in(&repository, &push, request.manifest, request.tag, request.if_tag_is);
     let committed = commit.await.map_err(record_conflict)?;
     metrics::counter!(COMMITS, "created" => if committed.created { "true" } else { "false" }).increment(1);
@@ -104,7 +105,7 @@ pub(crate) async fn commit(
     params(("repo" = RepositoryName, Path, description = "Repository"), ("id" = String, Path, description = "Push session")),
     responses((status = 204, description = "The session is over"), failures::Aborting),
 )]
-pub(crate) async fn abort(Session { domain, push }: Session) -> Answer<StatusCode> {
+pub(crate) async fn abort(Session { domain, push, .. }: Session) -> Answer<StatusCode> {
     domain.store.abort(&push).await?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -1,65 +1,83 @@
-//! Which action each route asks for, and that it is refused where that action is. A new route
-//! belongs into the table and into `calls` below: its action is a decision that must not be made by
+//! Which action each route asks for, and what each kind of caller gets from it. A new route belongs
+//! into the table and into `calls` below: its action is a decision that must not be made by
 //! accident.
 
 use crate::common::snapshot::{Snapshot, snapshot};
-use crate::common::{REPO, Registry, ok, refused};
-use pfr_registry::Policy;
-use pfr_schema::{Digest, ErrorCode, Kind, api, media_type};
-use reqwest::{Method, Response};
+use crate::common::{REPO, Registry, ok, problem};
+use pfr_schema::{AccessToken, Action, Digest, ErrorCode, Kind, api, media_type};
+use pfr_store::NewAccessToken;
+use reqwest::{Method, RequestBuilder, Response};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Every operation, and the action that a caller must be allowed.
-const TABLE: &[(&str, &str)] = &[
-    ("GET /", "admin"),
-    ("GET /ui/-/icon.svg", "open"),
-    ("GET /ui/-/repositories", "pull"),
-    ("GET /ui/-/storage", "admin"),
-    ("GET /ui/-/style.css", "open"),
-    ("GET /ui/-/tasks", "admin"),
-    ("GET /ui/{repo}", "pull"),
-    ("GET /ui/{repo}/{ref}", "pull"),
-    ("POST /ui/{repo}/{ref}/verify", "pull"),
-    ("GET /livez", "open"),
-    ("GET /metrics", "open"),
-    ("GET /openapi.json", "open"),
-    ("GET /readyz", "open"),
-    ("DELETE /v1/repositories/{repo}/pushes/{id}", "push"),
-    ("DELETE /v1/repositories/{repo}/snapshots/{ref}", "delete"),
-    ("DELETE /v1/repositories/{repo}/tags/{tag}", "delete"),
-    ("GET /v1/damaged", "admin"),
-    ("DELETE /v1/domains/{domain}", "admin"),
-    ("GET /v1/domains", "admin"),
-    ("GET /v1/domains/{domain}", "admin"),
-    ("PUT /v1/domains/{domain}", "admin"),
-    ("GET /v1/gc", "admin"),
-    ("GET /v1/gc/{run}", "admin"),
-    ("GET /v1/repositories", "pull"),
-    ("GET /v1/repositories/{repo}/snapshots", "pull"),
-    ("GET /v1/repositories/{repo}/snapshots/{ref}", "pull"),
-    ("GET /v1/repositories/{repo}/snapshots/{ref}/diff/{other}", "pull"),
-    ("GET /v1/repositories/{repo}/snapshots/{ref}/lineage", "pull"),
-    ("GET /v1/repositories/{repo}/snapshots/{ref}/page-manifest", "pull"),
-    ("GET /v1/repositories/{repo}/stats", "pull"),
-    ("GET /v1/repositories/{repo}/tags", "pull"),
-    ("GET /v1/repositories/{repo}/tags/{tag}", "pull"),
-    ("GET /v1/stats", "pull"),
-    ("GET /v1/tasks", "admin"),
-    ("GET /v1/usage", "admin"),
-    ("POST /v1/gc", "admin"),
-    ("POST /v1/repositories/{repo}/forks", "push"),
-    ("POST /v1/repositories/{repo}/frames", "pull"),
-    ("POST /v1/repositories/{repo}/match", "pull"),
-    ("POST /v1/repositories/{repo}/pushes", "push"),
-    ("POST /v1/repositories/{repo}/pushes/{id}/commit", "push"),
-    ("POST /v1/repositories/{repo}/pushes/{id}/missing", "push"),
-    ("POST /v1/repositories/{repo}/snapshots/{ref}/verify", "pull"),
-    ("POST /v1/scrub", "admin"),
-    ("POST /v1/tasks/{task}/pause", "admin"),
-    ("POST /v1/tasks/{task}/resume", "admin"),
-    ("PUT /v1/repositories/{repo}/pushes/{id}/frames", "push"),
-    ("PUT /v1/repositories/{repo}/tags/{tag}", "push"),
+/// What an operation is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum About {
+    /// Nothing that is kept from anyone.
+    Nothing,
+    Repository,
+    /// All of a domain.
+    Domain,
+    /// The repositories of a domain, as many as the caller may see.
+    Visible,
+    /// Domains and tokens.
+    Registry,
+}
+use About::*;
+
+/// Every operation, the action that a caller must be allowed, and what it is about.
+const TABLE: &[(&str, &str, About)] = &[
+    ("DELETE /v1/domains/{domain}", "admin", Registry),
+    ("DELETE /v1/repositories/{repo}/pushes/{id}", "push", Repository),
+    ("DELETE /v1/repositories/{repo}/snapshots/{ref}", "delete", Repository),
+    ("DELETE /v1/repositories/{repo}/tags/{tag}", "delete", Repository),
+    ("DELETE /v1/tokens/{token}", "admin", Registry),
+    ("GET /", "pull", Visible),
+    ("GET /livez", "open", Nothing),
+    ("GET /metrics", "admin", Registry),
+    ("GET /openapi.json", "open", Nothing),
+    ("GET /readyz", "open", Nothing),
+    ("GET /ui/-/icon.svg", "open", Nothing),
+    ("GET /ui/-/repositories", "pull", Visible),
+    ("GET /ui/-/storage", "admin", Domain),
+    ("GET /ui/-/style.css", "open", Nothing),
+    ("GET /ui/-/tasks", "admin", Domain),
+    ("GET /ui/{repo}", "pull", Repository),
+    ("GET /ui/{repo}/{ref}", "pull", Repository),
+    ("GET /v1/damaged", "admin", Domain),
+    ("GET /v1/domains", "admin", Registry),
+    ("GET /v1/domains/{domain}", "admin", Registry),
+    ("GET /v1/gc", "admin", Domain),
+    ("GET /v1/gc/{run}", "admin", Domain),
+    ("GET /v1/repositories", "pull", Visible),
+    ("GET /v1/repositories/{repo}/snapshots", "pull", Repository),
+    ("GET /v1/repositories/{repo}/snapshots/{ref}", "pull", Repository),
+    ("GET /v1/repositories/{repo}/snapshots/{ref}/diff/{other}", "pull", Repository),
+    ("GET /v1/repositories/{repo}/snapshots/{ref}/lineage", "pull", Repository),
+    ("GET /v1/repositories/{repo}/snapshots/{ref}/page-manifest", "pull", Repository),
+    ("GET /v1/repositories/{repo}/stats", "pull", Repository),
+    ("GET /v1/repositories/{repo}/tags", "pull", Repository),
+    ("GET /v1/repositories/{repo}/tags/{tag}", "pull", Repository),
+    ("GET /v1/stats", "pull", Domain),
+    ("GET /v1/tasks", "admin", Domain),
+    ("GET /v1/tokens", "admin", Registry),
+    ("GET /v1/usage", "admin", Domain),
+    ("POST /ui/{repo}/{ref}/verify", "pull", Repository),
+    ("POST /v1/gc", "admin", Domain),
+    ("POST /v1/repositories/{repo}/forks", "push", Repository),
+    ("POST /v1/repositories/{repo}/frames", "pull", Repository),
+    ("POST /v1/repositories/{repo}/match", "pull", Repository),
+    ("POST /v1/repositories/{repo}/pushes", "push", Repository),
+    ("POST /v1/repositories/{repo}/pushes/{id}/commit", "push", Repository),
+    ("POST /v1/repositories/{repo}/pushes/{id}/missing", "push", Repository),
+    ("POST /v1/repositories/{repo}/snapshots/{ref}/verify", "pull", Repository),
+    ("POST /v1/scrub", "admin", Domain),
+    ("POST /v1/tasks/{task}/pause", "admin", Domain),
+    ("POST /v1/tasks/{task}/resume", "admin", Domain),
+    ("POST /v1/tokens", "admin", Registry),
+    ("PUT /v1/domains/{domain}", "admin", Registry),
+    ("PUT /v1/repositories/{repo}/pushes/{id}/frames", "push", Repository),
+    ("PUT /v1/repositories/{repo}/tags/{tag}", "push", Repository),
 ];
 
 /// The document and the list of pages are made from the router's own tables, and each action from
@@ -75,7 +93,7 @@ fn every_route_asks_for_the_action_in_the_table() {
         }
     }
     found.extend(pfr_registry::routes::actions_of_pages().map(|(route, action)| (route, action.to_owned())));
-    let expected: BTreeMap<String, String> = TABLE.iter().map(|(route, action)| ((*route).to_owned(), (*action).to_owned())).collect();
+    let expected: BTreeMap<String, String> = TABLE.iter().map(|(route, action, _)| ((*route).to_owned(), (*action).to_owned())).collect();
     for (route, action) in &found {
         assert_eq!(expected.get(route), Some(action), "the action of {route}: the table above, and the handler's Access");
     }
@@ -90,6 +108,8 @@ struct World {
     /// Push sessions: one to commit the fork with, one to abort.
     pushes: [String; 2],
     run: String,
+    /// A token to revoke.
+    spare: AccessToken,
 }
 
 impl World {
@@ -100,7 +120,8 @@ impl World {
         let pushes = [registry.open_push(REPO).await, registry.open_push(REPO).await];
         let run: api::GcReport = ok(registry.post("/v1/gc", &json!({})).await).await;
         let _: api::DomainInfo = ok(registry.put("/v1/domains/acme", &json!({})).await).await;
-        Self { fork: snapshot(10..30, vec![base.manifest]), pushes, run: run.id }
+        let spare = registry.token(&["spare:pull"]).await;
+        Self { fork: snapshot(10..30, vec![base.manifest]), pushes, run: run.id, spare }
     }
 
     /// A call of each route that means something: in this order, a caller who may do everything has
@@ -125,7 +146,7 @@ impl World {
         let question = json!({"tokens": [1, 2], "fingerprint": Digest::sha256(b"")});
         let mut calls = Vec::new();
         let reads = ["/livez", "/metrics", "/openapi.json", "/readyz", "/v1/damaged", "/v1/domains", "/v1/gc", "/v1/repositories"];
-        let reads = reads.into_iter().chain(["/v1/stats", "/v1/tasks", "/v1/usage"]).map(plain);
+        let reads = reads.into_iter().chain(["/v1/stats", "/v1/tasks", "/v1/tokens", "/v1/usage"]).map(plain);
         let reads =
             reads.chain(["/snapshots", "/stats", "/tags"].map(repo)).chain(["", "/diff/base", "/lineage", "/page-manifest"].map(of_tag));
         let reads = reads.chain([tag("base"), given("/v1/gc/{run}", &self.run), given("/v1/domains/{domain}", "acme")]);
@@ -154,6 +175,8 @@ impl World {
             Call::new(Method::DELETE, push(1, ""), Body::None),
             Call::new(Method::PUT, given("/v1/domains/{domain}", "more"), Body::None),
             Call::new(Method::DELETE, given("/v1/domains/{domain}", "acme"), Body::None),
+            Call::new(Method::POST, plain("/v1/tokens"), Body::Json(json!({"label": "new", "scopes": ["new:pull"]}))),
+            Call::new(Method::DELETE, given("/v1/tokens/{token}", self.spare.id().as_str()), Body::None),
         ]);
         calls
     }
@@ -178,15 +201,35 @@ impl Call {
         Self { route: format!("{method} {route}"), method, path, body }
     }
 
-    /// Sends it; to a domain, if `base` is its path.
-    async fn send(&self, registry: &Registry, base: &str) -> Response {
+    /// The request; to a domain, if `base` is its path.
+    fn request(&self, registry: &Registry, base: &str, token: Option<&str>) -> RequestBuilder {
         let request = registry.request(self.method.clone(), &format!("{base}{}", self.path));
         let request = match &self.body {
             Body::None => request,
             Body::Json(value) => request.json(value),
             Body::Frames(bytes) => request.header("content-type", media_type::FRAMES).body(bytes.clone()),
         };
-        request.send().await.expect("an answer")
+        match token {
+            Some(token) => request.bearer_auth(token),
+            None => request,
+        }
+    }
+
+    async fn send(&self, registry: &Registry, base: &str, token: Option<&str>) -> Response {
+        self.request(registry, base, token).send().await.expect("an answer")
+    }
+
+    /// What it is about, and the action.
+    fn asks(&self) -> (About, &'static str) {
+        TABLE.iter().find(|(route, ..)| *route == self.route).map(|(_, action, about)| (*about, *action)).expect("a route of the table")
+    }
+
+    /// The base paths to send it to: those of a domain that there is, and of one that there is not.
+    fn bases(&self) -> &'static [&'static str] {
+        match self.asks().0 {
+            Nothing | Registry => &[""],
+            Repository | Domain | Visible => &["", "/domains/acme", "/domains/nowhere"],
+        }
     }
 }
 
@@ -204,43 +247,173 @@ async fn state(registry: &Registry) -> Vec<Value> {
     state
 }
 
+/// The code and the detail of a refusal.
+async fn refusal(answer: Response) -> (ErrorCode, String) {
+    let challenges: Vec<String> =
+        answer.headers().get_all("www-authenticate").iter().map(|value| value.to_str().expect("text").to_owned()).collect();
+    let problem = problem(answer).await;
+    let says_how = challenges.iter().any(|text| text.starts_with("Bearer ")) && challenges.iter().any(|text| text.starts_with("Basic "));
+    assert_eq!(says_how, problem.code == ErrorCode::Unauthorized, "{challenges:?}");
+    (problem.code, problem.detail)
+}
+
+/// Tokens that open nothing, or not what is asked for.
+struct Callers {
+    expired: AccessToken,
+    revoked: AccessToken,
+    /// Everything, in another repository.
+    other_repository: AccessToken,
+    /// Everything, in the domain `acme` only.
+    other_domain: AccessToken,
+    /// For each action: all others, everywhere.
+    all_but: BTreeMap<&'static str, AccessToken>,
+    /// For each action: that one, in the repositories of the team, and everywhere.
+    only: BTreeMap<&'static str, [AccessToken; 2]>,
+}
+
+impl Callers {
+    async fn make(registry: &Registry) -> Self {
+        let tokens = registry.tokens();
+        let make = async |scope: &str, domain: Option<&str>, expires_at| {
+            let (label, scopes) = ("test".to_owned(), vec![scope.parse().expect("a scope")]);
+            let domain = domain.map(|name| name.parse().expect("a domain"));
+            tokens.create(NewAccessToken { label, domain, scopes, expires_at }).await.expect("a token").0
+        };
+        const ALL: &str = "*:pull,push,delete,admin";
+        let soon = registry.store.options().clock.now() + 500;
+        let expired = make(ALL, None, Some(soon)).await;
+        let revoked = make(ALL, None, None).await;
+        tokens.revoke(&revoked.id()).await.expect("revoked");
+        let (mut all_but, mut only) = (BTreeMap::new(), BTreeMap::new());
+        for action in Action::ALL {
+            let others: Vec<&str> = Action::ALL.iter().filter(|other| **other != action).map(|other| other.name()).collect();
+            all_but.insert(action.name(), make(&format!("*:{}", others.join(",")), None, None).await);
+            let name = action.name();
+            only.insert(name, [make(&format!("team/*:{name}"), None, None).await, make(&format!("*:{name}"), None, None).await]);
+        }
+        let (other_repository, other_domain) =
+            (make("other/*:pull,push,delete,admin", None, None).await, make(ALL, Some("acme"), None).await);
+        while registry.store.options().clock.now() < soon {
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+        Self { expired, revoked, other_repository, other_domain, all_but, only }
+    }
+
+    /// Sends a call as every caller that must be refused, and checks how.
+    async fn are_refused(&self, registry: &Registry, call: &Call) {
+        let (about, action) = call.asks();
+        let ask = async |base: &str, token: Option<&str>| refusal(call.send(registry, base, token).await).await;
+        // No valid token: one answer for all reasons, whatever the domain.
+        let unknown = AccessToken::new([0; 8], [0; 32]);
+        let no_token = ask("", None).await;
+        assert_eq!(no_token.0, ErrorCode::Unauthorized, "{}", call.route);
+        for base in call.bases() {
+            for token in ["garbage", unknown.expose(), self.expired.expose(), self.revoked.expose()] {
+                assert_eq!(ask(base, Some(token)).await, no_token, "{} at {base:?}", call.route);
+            }
+            assert_eq!(ask(base, None).await, no_token, "{} at {base:?}", call.route);
+        }
+        // The scope lacks the action: said so only to a caller that sees the repository.
+        let (code, detail) = ask("", Some(self.all_but[action].expose())).await;
+        match about {
+            Repository if action == "pull" => assert_eq!(code, ErrorCode::RepositoryUnknown, "{}: {detail}", call.route),
+            _ => assert!(code == ErrorCode::Denied && detail.contains(action), "{}: {code}: {detail}", call.route),
+        }
+        // Another repository: this one is not there, as if it were not.
+        let other = Some(self.other_repository.expose());
+        match about {
+            Repository => {
+                assert_eq!(ask("", other).await, (ErrorCode::RepositoryUnknown, "repository team/agent does not exist".to_owned()))
+            }
+            Domain | Registry => assert_eq!(ask("", other).await.0, ErrorCode::Denied, "{}", call.route),
+            Visible => {
+                let answer = call.send(registry, "", other).await;
+                let (status, text) = (answer.status(), answer.text().await.expect("text"));
+                assert!(status.is_success() && !text.contains("team"), "{}: {status}: {text}", call.route);
+            }
+            Nothing => unreachable!("{} is open", call.route),
+        }
+        // Another domain: neither is this one, and a domain that exists is like one that does not.
+        let other = Some(self.other_domain.expose());
+        match about {
+            Registry => assert_eq!(ask("", other).await.0, ErrorCode::Denied, "{}", call.route),
+            _ => {
+                for (base, name) in [("", "default"), ("/domains/more", "more"), ("/domains/nowhere", "nowhere")] {
+                    let expected = (ErrorCode::DomainUnknown, format!("domain {name} does not exist"));
+                    assert_eq!(ask(base, other).await, expected, "{} at {base:?}", call.route);
+                }
+            }
+        }
+    }
+
+    /// The token that permits this call, and no more than it must.
+    fn right(&self, call: &Call) -> Option<&str> {
+        let (about, action) = call.asks();
+        match about {
+            Nothing => None,
+            Repository | Visible => Some(self.only[action][0].expose()),
+            Domain | Registry => Some(self.only[action][1].expose()),
+        }
+    }
+}
+
+/// Every operation × no token, garbage, an unknown, an expired and a revoked one, one without the
+/// action, one for another repository, one for another domain, the right one in a request that
+/// another site makes a browser send, and the right one.
 #[tokio::test]
-async fn a_caller_that_may_do_nothing_is_refused_by_every_route_and_changes_nothing() {
+async fn every_route_refuses_every_caller_but_the_right_one_and_a_refusal_changes_nothing() {
     let data = tempfile::tempdir().expect("a directory");
-    let registry = Registry::start_again(data.path(), Policy::All).await;
+    let registry = Registry::start_again(data.path(), |_| ()).await;
     let world = World::make(&registry).await;
+    let _: api::DomainInfo = ok(registry.put("/v1/domains/more", &json!({})).await).await;
+    let callers = Callers::make(&registry).await;
     let (calls, before) = (world.calls(), state(&registry).await);
     registry.stopped().await;
 
     let routes: BTreeSet<&str> = calls.iter().map(|call| call.route.as_str()).collect();
-    assert_eq!(routes, TABLE.iter().map(|(route, _)| *route).collect(), "each route is called");
-    let actions: BTreeMap<&str, &str> = TABLE.iter().copied().collect();
-    let registry = Registry::start_again(data.path(), Policy::OpenOnly).await;
+    assert_eq!(routes, TABLE.iter().map(|(route, ..)| *route).collect(), "each route is called");
+    let registry = Registry::start_again(data.path(), |config| config.require_tokens = true).await;
     for call in &calls {
-        let action = actions[call.route.as_str()];
-        // The answer does not tell whether there is such a domain. The catalogue is in none.
-        let is_of_domain = ["/v1/", "/ui/"].iter().any(|prefix| call.path.starts_with(prefix)) || call.path == "/";
-        let bases: &[&str] = match action {
-            "open" => &[""],
-            _ if is_of_domain && !call.path.starts_with("/v1/domains") => &["", "/domains/acme", "/domains/nowhere"],
-            _ => &[""],
-        };
-        for base in bases {
-            let answer = call.send(&registry, base).await;
-            if action == "open" {
-                assert!(answer.status().is_success(), "{}: {}", call.route, answer.status());
-            } else {
-                let detail = refused(answer, ErrorCode::Denied).await;
-                assert!(detail.contains(action), "{}: {detail}", call.route);
+        match call.asks().0 {
+            Nothing => {
+                for token in [None, Some("garbage"), Some(callers.revoked.expose())] {
+                    let answer = call.send(&registry, "", token).await;
+                    assert!(answer.status().is_success(), "{}: {}", call.route, answer.status());
+                }
+            }
+            _ => callers.are_refused(&registry, call).await,
+        }
+        // A browser sends the token that it keeps also when a page of another site makes it ask.
+        if call.method != Method::GET {
+            let (token, sites) = (callers.right(call), [("sec-fetch-site", "cross-site"), ("origin", "https://elsewhere.example")]);
+            for (name, value) in sites {
+                let answer = call.request(&registry, "", token).header(name, value).send().await.expect("an answer");
+                let (code, detail) = refusal(answer).await;
+                assert!(code == ErrorCode::Denied && detail.contains("another site"), "{}: {code}: {detail}", call.route);
             }
         }
     }
     registry.stopped().await;
 
-    let registry = Registry::start_again(data.path(), Policy::All).await;
+    let registry = Registry::start_again(data.path(), |_| ()).await;
     assert_eq!(state(&registry).await, before);
+    registry.stopped().await;
+    let registry = Registry::start_again(data.path(), |config| config.require_tokens = true).await;
     for call in &calls {
-        let answer = call.send(&registry, "").await;
+        let answer = call.send(&registry, "", callers.right(call)).await;
+        assert!(answer.status().is_success(), "{}: {}: {:?}", call.route, answer.status(), answer.text().await);
+    }
+    registry.stopped().await;
+}
+
+/// Without tokens, every caller may do everything, whatever it sends.
+#[tokio::test]
+async fn a_registry_that_requires_no_tokens_reads_none() {
+    let data = tempfile::tempdir().expect("a directory");
+    let registry = Registry::start_again(data.path(), |_| ()).await;
+    let world = World::make(&registry).await;
+    for call in &world.calls() {
+        let answer = call.send(&registry, "", Some("garbage")).await;
         assert!(answer.status().is_success(), "{}: {}: {:?}", call.route, answer.status(), answer.text().await);
     }
     registry.stopped().await;

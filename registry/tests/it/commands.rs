@@ -3,6 +3,7 @@
 
 use crate::common::snapshot::snapshot;
 use crate::common::{REPO, Registry};
+use pfr_schema::AccessToken;
 use pfr_store::{Options, Store};
 use serde_json::Value;
 use std::os::unix::fs::{PermissionsExt as _, chown};
@@ -55,6 +56,60 @@ async fn the_help_of_a_tool_lists_its_own_options_and_which_store() {
     let data = dir.path().to_str().expect("a path");
     let (code, _, stderr) = run(&["gc", "--data", data, "--lease-seconds", "3", "--listen", "127.0.0.1:0"]);
     assert_eq!(code, 0, "{stderr}");
+}
+
+#[tokio::test]
+async fn tokens_are_made_listed_and_revoked_on_the_database() {
+    let dir = data().await;
+    let data = dir.path().to_str().expect("a path");
+    let (code, stdout, stderr) = run(&[
+        "token",
+        "create",
+        "--data",
+        data,
+        "--label",
+        "robot",
+        "--scope",
+        "team/*:push,pull",
+        "--scope",
+        "a:delete",
+        "--expires-in",
+        "2d",
+    ]);
+    assert!(code == 0 && stderr.is_empty(), "{stderr}");
+    let token = AccessToken::parse(stdout.trim_end()).expect("a token, and nothing else");
+    let (code, stdout, _) =
+        run(&["token", "create", "--data", data, "--label", "x", "--scope", "*:admin", "--domain", "default", "--json"]);
+    let made: Value = serde_json::from_str(&stdout).expect("JSON");
+    let other = AccessToken::parse(made["token"].as_str().expect("text")).expect("a token");
+    assert_eq!((code, made["info"]["id"].as_str(), made["info"]["domain"].as_str()), (0, Some(other.id().as_str()), Some("default")));
+
+    let (_, list, _) = run(&["token", "list", "--data", data]);
+    let line = list.lines().next().expect("a line");
+    assert!(line.starts_with(token.id().as_str()) && line.contains("never used") && line.contains("expires 2"), "{list}");
+    assert!(line.ends_with("all domains  team/*:pull,push a:delete  robot"), "{list}");
+    for named in [token.id().as_str(), token.expose()] {
+        let (code, stdout, _) = run(&["token", "revoke", "--data", data, named]);
+        assert_eq!((code, stdout), (0, format!("revoked  {} (robot)\n", token.id())), "once more changes nothing");
+    }
+    let (_, list, _) = run(&["token", "list", "--data", data, "--json"]);
+    assert!(!list.contains(&token.expose()[21..85]) && !list.contains("hash"), "{list}");
+    let list: Value = serde_json::from_str(&list).expect("JSON");
+    assert!(list["tokens"][0]["revoked_at"].as_str().is_some_and(|at| at.starts_with('2')), "{list}");
+    assert_eq!(list["tokens"].as_array().map(Vec::len), Some(2));
+
+    for (args, exits, says) in [
+        (&["token", "revoke", "--data", data, "0123456789abcdef"][..], 5, "no access token"),
+        (&["token", "revoke", "--data", data, "robot"], 1, "16 lower-case hex digits"),
+        (&["token", "create", "--data", data, "--label", "x", "--scope", "*"], 1, "team/*:pull,push"),
+        (&["token", "create", "--data", data, "--label", "x"], 1, "--scope"),
+        (&["token", "create", "--data", data, "--label", "x", "--scope", "*:pull", "--expires-in", "1M"], 1, "minutes"),
+        (&["token", "create", "--data", data, "--label", "x", "--scope", "*:pull", "--domain", "nowhere"], 5, "nowhere"),
+        (&["token", "list", "--data", "/nonexistent"], 5, "no store"),
+    ] {
+        let (code, stdout, stderr) = run(args);
+        assert!(code == exits && stdout.is_empty() && stderr.contains(says), "{args:?}: {code}: {stderr}");
+    }
 }
 
 #[test]

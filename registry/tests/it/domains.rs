@@ -90,7 +90,7 @@ async fn a_domain_that_does_not_exist_is_unknown_to_every_request() {
     let registry = Registry::start().await;
     let document: serde_json::Value = serde_json::from_str(&pfr_registry::routes::openapi()).expect("JSON");
     for (path, item) in document["paths"].as_object().expect("paths") {
-        if !path.starts_with("/v1/") || path.starts_with("/v1/domains") {
+        if !path.starts_with("/v1/") || path.starts_with("/v1/domains") || path.starts_with("/v1/tokens") {
             continue;
         }
         let path = path.replace("{repo}", "a").replace("{id}", "0190aaaa-0000-7000-8000-000000000001").replace("{run}", "x");

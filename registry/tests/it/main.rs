@@ -22,5 +22,6 @@ mod round_trip;
 mod shutdown;
 mod slow;
 mod tasks;
+mod tokens;
 mod ui;
 mod wire;

@@ -215,6 +215,8 @@ fn lists_and_numbers_in_request_bodies_have_the_bounds_that_the_registry_keeps()
         // A token and its comma.
         "match_prefix.tokens" => json!([null, config.max_json_bytes / 2]),
         "match_prefix.tokens[]" => json!([0, u32::MAX]),
+        "create_token.scopes" => json!([1, 32]),
+        "create_token.expires_at" => json!([0, pfr_schema::AccessToken::LATEST_END]),
         "fork.count" => json!([1, 10_000]),
         "pause_task.seconds" => json!([1, 30 * 86_400]),
         _ => json!([null, config.max_digests]),

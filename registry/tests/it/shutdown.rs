@@ -117,7 +117,7 @@ fn what_it_refuses_to_start_with_it_explains() {
     std::fs::write(&file, "").expect("a file");
     let file = file.to_str().expect("a path");
     let cases: [(&[&str], i32, &str); 6] = [
-        (&["--data", data, "--listen", "0.0.0.0:0"], 1, "no access control"),
+        (&["--data", data, "--listen", "0.0.0.0:0"], 1, "no tokens are required"),
         (&["--data", data, "--max-requests", "0"], 1, "max-requests is 0"),
         (&["--data", data, "--no-such-flag"], 1, "--no-such-flag"),
         (&["--data", data, "--log", "a=b=c"], 1, "log filter"),

@@ -328,8 +328,8 @@ async fn a_verification_keeps_its_place_until_its_client_leaves_and_then_ends_an
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     };
-    let third = tokio::time::timeout(FOR_EVER, one_has_ended).await.expect("one of three is refused");
-    let third = asked.remove(third);
+    let at = tokio::time::timeout(FOR_EVER, one_has_ended).await.expect("one of three is refused");
+    let third = asked.remove(at);
     refused(third.await.unwrap().unwrap(), ErrorCode::Overloaded).await;
     // The clients of the other two leave.
     asked.iter().for_each(JoinHandle::abort);

@@ -1,4 +1,4 @@
-use crate::common::cases;
+use crate::common::{Random, cases};
 use pfr_schema::{Algorithm, Digest, Hasher};
 use proptest::prelude::*;
 
@@ -15,6 +15,38 @@ fn each_algorithm_gives_its_published_digest_of_abc() {
     ];
     for (algorithm, text) in known {
         assert_eq!(Digest::of(algorithm, b"abc").to_string(), text);
+    }
+}
+
+/// From NIST's examples of SHA-256, FIPS 180-4: one block, two blocks, a million letters.
+#[test]
+fn published_digests_come_out_side_by_side() {
+    let million = vec![b'a'; 1_000_000];
+    let known: [(&[u8], &str); 4] = [
+        (b"", "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"),
+        (b"abc", "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"),
+        (b"abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq", "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1"),
+        (&million, "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0"),
+    ];
+    for (blob, hex) in known {
+        for count in 0..20 {
+            let digests = Digest::of_each(Algorithm::Sha256, &vec![blob; count]);
+            assert_eq!(digests.len(), count);
+            assert!(digests.iter().all(|digest| digest.hex() == hex));
+        }
+    }
+}
+
+#[test]
+fn every_length_has_the_same_digest_alone_and_side_by_side() {
+    let mut random = Random(1);
+    for length in (0..300).chain([1023, 1024, 1025, 8192, 180_224]) {
+        for count in [4, 5, 8, 16, 33] {
+            let blobs: Vec<Vec<u8>> = (0..if length > 10_000 { 5 } else { count }).map(|_| random.bytes(length)).collect();
+            let blobs: Vec<&[u8]> = blobs.iter().map(|blob| &blob[..]).collect();
+            let alone: Vec<_> = blobs.iter().map(|blob| Digest::sha256(blob)).collect();
+            assert_eq!(Digest::of_each(Algorithm::Sha256, &blobs), alone, "{length} {count}");
+        }
     }
 }
 
@@ -65,6 +97,25 @@ fn keys_of_unknown_algorithms_or_lengths_are_refused() {
     assert_eq!(Digest::from_key(&key).unwrap(), Digest::sha256(b"x"));
     for bad in [&[][..], &[1], &[0; 33], &[4; 33], &key[..32], &[&key[..], &[0]].concat(), &[3; 33], &[255; 1000]] {
         assert!(Digest::from_key(bad).is_err(), "{bad:02x?}");
+    }
+}
+
+proptest! {
+    #![proptest_config(cases(128))]
+
+    #[test]
+    fn blobs_of_any_lengths_have_the_same_digests_alone_and_together(
+        seed in any::<u64>(), count in 0_usize..40, most in prop_oneof![1_usize..70, 1_usize..3000], alike in any::<bool>()
+    ) {
+        let mut random = Random(seed);
+        let length = random.below(most);
+        let blobs: Vec<Vec<u8>> = (0..count).map(|_| if alike { length } else { random.below(most) }).collect::<Vec<_>>()
+            .into_iter().map(|length| random.bytes(length)).collect();
+        let blobs: Vec<&[u8]> = blobs.iter().map(|blob| &blob[..]).collect();
+        for algorithm in Algorithm::ALL {
+            let alone: Vec<_> = blobs.iter().map(|blob| Digest::of(algorithm, blob)).collect();
+            prop_assert_eq!(Digest::of_each(algorithm, &blobs), alone);
+        }
     }
 }
 

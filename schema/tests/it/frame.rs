@@ -164,7 +164,7 @@ fn each_wrong_field_is_refused_with_the_position_of_its_frame() {
     let table: Vec<(&str, Vec<u8>, String)> = vec![
         ("magic", forged(|b| b[0] = b'Q'), "expected the magic PFfr, found [51, 46, 66, 72]".into()),
         ("version", forged(|b| b[4] = 2), "expected version 1, found 2".into()),
-        ("codec", forged(|b| b[5] = 2), "unknown codec 2".into()),
+        ("codec", forged(|b| b[5] = 6), "unknown codec 6".into()),
         ("kind", forged(|b| b[6] = 5), "unknown kind 5".into()),
         ("no algorithm", forged(|b| b[7] = 0), "unknown digest algorithm 0".into()),
         ("algorithm", forged(|b| b[7] = 4), "unknown digest algorithm 4".into()),
@@ -186,6 +186,11 @@ fn each_wrong_field_is_refused_with_the_position_of_its_frame() {
                 u64_at(16, 7 + 1024 + 1)(b);
             }),
             format!("{digest} says 1032 stored bytes for 7 raw ones (zstd)"),
+        ),
+        (
+            "a tensor that is not smaller",
+            forged(|b| b[5] = Codec::Bf16Bitmaps as u8),
+            format!("{digest} says 7 stored bytes for 7 raw ones (bf16-bitmaps)"),
         ),
         (
             "checksum",
@@ -215,6 +220,8 @@ fn the_longest_lengths_allowed_are_allowed() {
         (Codec::Zstd, Kind::Blob, limits.blob_bytes, 0),
         (Codec::Zstd, Kind::Run, limits.document_bytes, limits.document_bytes + limits.document_bytes / 128 + 1024),
         (Codec::Zstd, Kind::Blob, 0, 1024),
+        (Codec::Bf16Bitmaps, Kind::Blob, limits.blob_bytes, limits.blob_bytes - 1),
+        (Codec::Fp8Huffman, Kind::Blob, 1, 0),
     ] {
         let header = Header { codec, kind, digest, raw_len, stored_len };
         assert_eq!(Header::parse_exact(&header.to_bytes(), 0, &limits).unwrap(), header);

@@ -8,7 +8,7 @@ use crate::checkpoint::checkpoint;
 use crate::common::{GEOMETRY, digest};
 use crate::vectors::vectors;
 use pfr_schema::checkpoint::Key;
-use pfr_schema::codec::Codec;
+use pfr_schema::codec::{Codec, TensorEncoder, decode};
 use pfr_schema::flat::{FlatManifest, Page, Sequence};
 use pfr_schema::frame::{Header, encode, end_mark};
 use pfr_schema::pack::{Entry, MAGIC, index_and_footer};
@@ -90,6 +90,7 @@ fn files() -> Vec<(&'static str, Vec<u8>)> {
     }
     stream.extend_from_slice(&end_mark(frames.len() as u64));
 
+    let tensor = crate::tensor::page(13, 12_001);
     vec![
         ("page-manifest.json", flat.to_bytes()),
         ("page-run.bin", runs[0].bytes.clone()),
@@ -100,7 +101,22 @@ fn files() -> Vec<(&'static str, Vec<u8>)> {
         ("snapshot-manifest.json", snapshot.bytes),
         ("frame-stream.bin", stream),
         ("pack-index.bin", index_and_footer(&entries, offset)),
+        ("tensor-bf16-bitmaps.bin", TensorEncoder::new(Codec::Bf16Bitmaps).unwrap().encode(&tensor).unwrap().to_vec()),
+        ("tensor-bf16-huffman.bin", huffman(Codec::Bf16Huffman, &tensor)),
+        ("tensor-f16-huffman.bin", huffman(Codec::F16Huffman, &tensor)),
+        ("tensor-fp8-huffman.bin", huffman(Codec::Fp8Huffman, &tensor)),
+        ("tensor.bin", tensor),
     ]
+}
+
+/// The golden payload if it decodes to `raw`, and else a new one: what zstd writes may change with
+/// its version, what is read must not.
+fn huffman(codec: Codec, raw: &[u8]) -> Vec<u8> {
+    let golden = std::fs::read(folder().join(format!("tensor-{}.bin", codec.name()))).unwrap_or_default();
+    match decode(codec, &golden, raw.len() as u64) {
+        Ok(decoded) if decoded == raw => golden,
+        _ => TensorEncoder::new(codec).unwrap().encode(raw).unwrap().to_vec(),
+    }
 }
 
 /// One golden file. The first call rewrites them all, if that was asked for.
@@ -147,6 +163,11 @@ fn golden_files_are_read_by_the_code() {
         Container::parse(kind, &golden(name), &limits).unwrap().unwrap();
     }
     SnapshotConfig::parse(&golden("snapshot-config.json"), &limits).unwrap();
-    let raw = pfr_schema::codec::decode(Codec::Zstd, b"\x28\xb5\x2f\xfd\x20\x05\x29\x00\x00hello", 5).unwrap();
+    let raw = decode(Codec::Zstd, b"\x28\xb5\x2f\xfd\x20\x05\x29\x00\x00hello", 5).unwrap();
     assert_eq!(raw, b"hello");
+    let tensor = golden("tensor.bin");
+    for codec in crate::tensor::TENSOR {
+        let stored = golden(&format!("tensor-{}.bin", codec.name()));
+        assert!(decode(codec, &stored, tensor.len() as u64).unwrap() == tensor, "{}", codec.name());
+    }
 }

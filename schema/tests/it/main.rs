@@ -20,6 +20,7 @@ mod pack;
 mod ranges;
 mod run;
 mod snapshot;
+mod tensor;
 mod tree;
 mod values;
 mod vectors;

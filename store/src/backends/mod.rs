@@ -4,7 +4,8 @@
 /// The migrations of a database in order, each with the name of its file: the only list of them.
 macro_rules! migrations {
     ($database:literal) => {
-        migrations!($database: "0001_init", "0002_session_leases", "0003_prefixes", "0004_domains", "0005_small_packs", "0006_waypoints")
+        migrations!($database: "0001_init", "0002_session_leases", "0003_prefixes", "0004_domains", "0005_small_packs", "0006_waypoints",
+            "0007_access_tokens")
     };
     ($database:literal: $($name:literal),+) => {
         [$(($name, include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../migrations/", $database, "/", $name, ".sql")))),+]

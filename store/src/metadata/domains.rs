@@ -41,6 +41,8 @@ pub(super) async fn delete_domain<T: Tx>(tx: &mut T, name: &DomainName) -> Outco
     let now = tx.now().await?;
     // Waits for a process that makes the tables right now: it has locked the row.
     tx.execute("UPDATE domains SET deleting_since = $2 WHERE name = $1 AND deleting_since IS NULL", values![name, now]).await?;
+    // A new domain of this name must not open to the tokens of this one.
+    tx.execute("UPDATE access_tokens SET revoked_at = $2 WHERE domain = $1 AND revoked_at IS NULL", values![name, now]).await?;
     domain(tx, name).await?.ok_or_else(|| Error::DomainUnknown(name.clone()).into())
 }
 

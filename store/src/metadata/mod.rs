@@ -10,6 +10,7 @@
 //! condition again.
 
 pub(crate) mod accept;
+mod access;
 pub(crate) mod arguments;
 mod audit;
 pub(crate) mod children;
@@ -49,7 +50,7 @@ use crate::room::{Freeing, MadeRoom};
 use async_trait::async_trait;
 use pfr_schema::api::TagState;
 use pfr_schema::journal::Record;
-use pfr_schema::{Digest, DigestPrefix, DomainName, Kind, RepositoryName, Tag};
+use pfr_schema::{AccessTokenId, Digest, DigestPrefix, DomainName, Kind, RepositoryName, Tag};
 use std::sync::Arc;
 use std::time::Duration;
 use tx::{Backend, Mode};
@@ -353,6 +354,38 @@ macro_rules! metadata_transactions {
             domain_emptied(name: DomainName, is_last: bool) -> () = WRITE |tx| domains::domain_emptied(tx, name, *is_last);
             /// Deletes the row of a domain that was emptied for the last time.
             forget_domain(name: DomainName) -> () = WRITE |tx| domains::forget_domain(tx, name);
+
+            /// An access token, also one that is not valid any more. Tokens are in the default
+            /// domain's tables; those of other domains have the table too, and it stays empty
+            /// there.
+            access_token(id: AccessTokenId) -> Option<AccessTokenRow> = READ |tx| access::token(tx, id);
+            /// Access tokens by id.
+            access_tokens(after: Option<String>, limit: usize) -> Page<AccessTokenRow>
+                = READ |tx| access::tokens(tx, after.as_deref(), *limit);
+            /// Adds an access token; returns its row, or none if the id is taken. The time of the
+            /// database is that of its creation. Forgets tokens that have not been valid for
+            /// `kept`.
+            ///
+            /// # Errors
+            /// [`crate::Error::DomainUnknown`] if it is for a domain that does not exist, or that
+            /// is being deleted. [`crate::Error::Invalid`] if it would have expired already.
+            create_access_token(token: AccessTokenRow, kept: Duration) -> Option<AccessTokenRow>
+                = GROW |tx| access::create(tx, token, *kept);
+            /// Revokes an access token; once more changes nothing.
+            ///
+            /// # Errors
+            /// [`crate::Error::TokenUnknown`].
+            revoke_access_token(id: AccessTokenId) -> AccessTokenRow = WRITE |tx| access::revoke(tx, id);
+            /// Notes that an access token is used now, if the last note is `coarse` old.
+            access_token_used(id: AccessTokenId, coarse: Duration) -> () = WRITE |tx| access::used(tx, id, *coarse);
+            /// Of these digests, those of snapshots, with each repository that has the snapshot.
+            ///
+            /// A caller that may not read those repositories must not learn of the snapshot.
+            snapshot_places(digests: Vec<Digest>) -> Vec<(Digest, RepositoryName)> = READ |tx| access::places(tx, digests);
+            /// Whether a session, live or ended, leases a blob: it uploaded the blob, or was told
+            /// that the blob is present. Where several sessions lease it, an older one counts as
+            /// one of them.
+            has_leased(push: PushId, digest: Digest) -> bool = READ |tx| access::has_leased(tx, push, digest);
         }
     };
 }

@@ -1,5 +1,6 @@
 //! Arguments and results of metadata transactions.
 
+mod access;
 mod collection;
 mod domains;
 mod integrity;
@@ -8,6 +9,7 @@ mod packs;
 mod prefixes;
 mod stats;
 
+pub use access::AccessTokenRow;
 pub use collection::*;
 pub use domains::*;
 pub use integrity::*;

@@ -2,7 +2,7 @@
 
 use super::Health;
 use super::fail::{Fail, Outcome};
-use pfr_schema::{Digest, DomainName, Kind, RepositoryName, Tag};
+use pfr_schema::{AccessScope, AccessTokenId, Digest, DomainName, Kind, RepositoryName, Tag};
 use std::borrow::Cow;
 
 /// A statement.
@@ -108,6 +108,8 @@ parameters! {
     &'a String, value => Value::Text(Some(value.as_str().into()));
     String, value => Value::Text(Some(value.into()));
     Option<&'a str>, value => Value::Text(value.map(Into::into));
+    &'a AccessTokenId, value => Value::Text(Some(value.as_str().into()));
+    Option<&'a DomainName>, value => Value::Text(value.map(|name| name.as_str().into()));
     &'a DomainName, value => Value::Text(Some(value.as_str().into()));
     &'a RepositoryName, value => Value::Text(Some(value.as_str().into()));
     &'a Tag, value => Value::Text(Some(value.as_str().into()));
@@ -211,6 +213,8 @@ cells! {
     u64: row, at => Ok(u64::try_from(row.int(at)?).unwrap_or(0));
     bool: row, at => Ok(row.int(at)? != 0);
     String: row, at => row.text(at, |text| Ok(text.to_owned()));
+    AccessTokenId: row, at => row.text(at, |text| Ok(text.parse()?));
+    Vec<AccessScope>: row, at => row.text(at, |text| Ok(text.split(' ').map(str::parse).collect::<Result<_, _>>()?));
     DomainName: row, at => row.text(at, |text| Ok(text.parse()?));
     RepositoryName: row, at => row.text(at, |text| Ok(text.parse()?));
     Tag: row, at => row.text(at, |text| Ok(text.parse()?));

@@ -4,6 +4,7 @@
 
 #[macro_use]
 mod common;
+mod access;
 mod catalogue;
 mod clock;
 mod contention;

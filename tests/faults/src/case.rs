@@ -123,6 +123,7 @@ pub async fn play(database: Database, seed: u64, waves: u64, plant: Option<Plant
                 tenants: Tenants::default(),
                 library: Library::new(),
                 debris: BTreeSet::new(),
+                unjournaled: 0,
                 counts: Counts::default(),
                 log: Vec::new(),
                 plant,
@@ -153,6 +154,8 @@ struct History {
     library: Library,
     /// Torn objects that a rebuild found and named.
     debris: BTreeSet<String>,
+    /// The newest change that was not in the journal after a wave, by its number.
+    unjournaled: u64,
     counts: Counts,
     log: Vec<String>,
     plant: Option<Plant>,
@@ -221,10 +224,24 @@ impl History {
     }
 
     async fn compare(&mut self, changes: &[(Change, Outcome)]) -> Result<(), String> {
+        self.journaled(changes).await?;
         let seen = check::names(&self.world.observer).await.map_err(|e| e.to_string())?;
         self.oracle.explain(changes, &seen)?;
         self.counts.compared_bytes += check::complete(&self.world, &seen, &self.library).await?;
         self.matches(&seen).await
+    }
+
+    /// A change is acknowledged only when the journal has it. Those without an answer may be
+    /// missing there, so a wave that had one says nothing.
+    async fn journaled(&mut self, changes: &[(Change, Outcome)]) -> Result<(), String> {
+        let rows = self.world.observer.metadata().unjournaled(1000).await.map_err(|e| e.to_string())?;
+        let known = self.unjournaled;
+        self.unjournaled = rows.iter().map(|row| row.seq).max().unwrap_or(0).max(known);
+        let all_answered = changes.iter().all(|(_, outcome)| *outcome != Outcome::Unknown);
+        match rows.into_iter().find(|row| row.seq > known) {
+            Some(row) if all_answered => Err(format!("WRONG: an acknowledged change is not in the journal: {row:?}")),
+            _ => Ok(()),
+        }
     }
 
     async fn matches(&mut self, names: &Names) -> Result<(), String> {

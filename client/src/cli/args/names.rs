@@ -1,9 +1,9 @@
 //! Commands about snapshots and tags.
 
 use super::Where;
-use super::age::Age;
-use super::reference::{Expected, Pattern, Relative, Target};
-use pfr_schema::{Reference, Tag};
+use super::reference::{Expected, Relative, Target};
+use pfr_client::Age;
+use pfr_schema::{Pattern, Reference, Tag};
 
 /// Arguments of `ls`.
 #[derive(Debug, clap::Args)]

@@ -5,7 +5,7 @@ use crate::cli::suggest::Suggestion;
 use pfr_client::Site;
 use pfr_schema::api::TagState;
 use pfr_schema::name::is_bare_digest;
-use pfr_schema::{DigestPrefix, FormatError, Reference, RepositoryName, Selector};
+use pfr_schema::{DigestPrefix, FormatError, Pattern, Reference, RepositoryName, Selector};
 use std::str::FromStr;
 
 /// `KEY=VALUE`.
@@ -127,36 +127,7 @@ impl FromStr for Target {
         if repository.selector.is_some() {
             return Err(format!("expected REPOSITORY:PATTERN, found {text:?}"));
         }
-        Ok(Self::Tags { repository, pattern: pattern.parse()? })
-    }
-}
-
-/// A name in which each `*` stands for any characters.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Pattern(String);
-
-impl Pattern {
-    /// Whether the whole name matches.
-    pub fn matches(&self, name: &str) -> bool {
-        pfr_client::text::matches(&self.0, name)
-    }
-}
-
-impl std::fmt::Display for Pattern {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl FromStr for Pattern {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let legal = |c: char| c.is_ascii_alphanumeric() || matches!(c, '*' | '.' | '_' | '-' | '/');
-        if text.is_empty() || !text.chars().all(legal) {
-            return Err(format!("expected letters, digits, '.', '_', '-', '/' and '*' for anything, found {text:?}"));
-        }
-        Ok(Self(text.to_owned()))
+        Ok(Self::Tags { repository, pattern: pattern.parse().map_err(|e: FormatError| e.to_string())? })
     }
 }
 

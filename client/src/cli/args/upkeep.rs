@@ -1,7 +1,7 @@
 //! Commands about a whole store, and about `pf` itself.
 
 use super::Where;
-use super::age::Age;
+use pfr_client::Age;
 use pfr_client::ByteSize;
 use pfr_schema::Reference;
 

@@ -8,6 +8,7 @@ mod gc;
 mod inspect;
 mod list;
 pub mod log;
+mod login;
 mod matching;
 mod names;
 mod pins;
@@ -58,6 +59,8 @@ pub async fn run(context: &mut Context, command: Command) -> Result<(), Failure>
         Command::Pushes(at) => agent::pushes(context, at).await,
         Command::Drain(args) => drain::run(context, args).await,
         Command::Import(Import::Processfork(passed)) => Err(become_program(IMPORT_PROCESSFORK, context, passed)),
+        Command::Login(args) => login::login(context, args).await,
+        Command::Logout(at) => login::logout(context, at).await,
         Command::Completions(args) => {
             let mut script = Vec::new();
             clap_complete::generate(args.shell, &mut Args::command(), "pf", &mut script);

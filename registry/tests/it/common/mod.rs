@@ -5,10 +5,10 @@
 pub mod snapshot;
 pub mod trouble;
 
-use pfr_registry::{Config, Policy, Server};
+use pfr_registry::{Config, Server};
 use pfr_schema::api::{self, Problem};
-use pfr_schema::{Digest, ErrorCode, Kind, media_type};
-use pfr_store::Store;
+use pfr_schema::{AccessToken, Digest, ErrorCode, Kind, media_type};
+use pfr_store::{AccessTokens, Domains, NewAccessToken, Store};
 use reqwest::{Client, Method, RequestBuilder, Response, StatusCode};
 use serde_json::{Value, json};
 use snapshot::Snapshot;
@@ -66,11 +66,29 @@ impl Registry {
         Self::serve(server, dir)
     }
 
-    /// Over the data directory of another one that has stopped, with this policy.
-    pub async fn start_again(data: &Path, policy: Policy) -> Self {
+    /// Over the data directory of another one that has stopped, with these settings.
+    pub async fn start_again(data: &Path, change: impl FnOnce(&mut Config)) -> Self {
         let dir = tempfile::tempdir().expect("a temporary directory");
-        let server = Server::bind(Config { data: data.into(), ..config(&dir) }).await.expect("the registry starts");
-        Self::serve(server.with_policy(policy), dir)
+        let mut config = Config { data: data.into(), ..config(&dir) };
+        change(&mut config);
+        Self::serve(Server::bind(config).await.expect("the registry starts"), dir)
+    }
+
+    /// The access tokens, as another process on the same database has them.
+    pub fn tokens(&self) -> AccessTokens {
+        Domains::new(self.store.clone(), None).access_tokens()
+    }
+
+    /// Makes a token for every domain.
+    pub async fn token(&self, scopes: &[&str]) -> AccessToken {
+        let scopes = scopes.iter().map(|scope| scope.parse().expect("a scope")).collect();
+        let new = NewAccessToken { label: "test".into(), domain: None, scopes, expires_at: None };
+        self.tokens().create(new).await.expect("a token").0
+    }
+
+    /// Sends a request with a token.
+    pub async fn send_as(&self, token: &AccessToken, request: RequestBuilder) -> Response {
+        request.bearer_auth(token.expose()).send().await.expect("an answer")
     }
 
     fn serve(server: Server, dir: TempDir) -> Self {
@@ -99,6 +117,13 @@ impl Registry {
     pub async fn stopped(mut self) {
         self.begin_stop();
         (&mut self.serving).await.expect("the server task ends");
+    }
+
+    /// The same, but its files stay until the returned folder is dropped.
+    pub async fn stop_keeping_files(mut self) -> TempDir {
+        self.begin_stop();
+        (&mut self.serving).await.expect("the server task ends");
+        self.dir
     }
 
     /// Whether it has stopped already.

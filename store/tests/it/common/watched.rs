@@ -4,7 +4,7 @@ use async_trait::async_trait;
 use parking_lot::Mutex;
 use pfr_schema::api::TagState;
 use pfr_schema::journal::Record;
-use pfr_schema::{Digest, DigestPrefix, DomainName, Kind, RepositoryName, Tag};
+use pfr_schema::{AccessTokenId, Digest, DigestPrefix, DomainName, Kind, RepositoryName, Tag};
 // Every type that a transaction takes or gives.
 use pfr_store::*;
 use std::collections::HashMap;

@@ -65,7 +65,15 @@ fn the_page_on_programs_has_every_command_and_every_option() {
         if said.listed != commands {
             faults.push(format!("{program}: the list has {:?}, --help has {commands:?}", said.listed));
         }
-        for command in &commands {
+        // A command may have commands of its own.
+        let nested = commands.iter().flat_map(|command| {
+            let own = helps.of(&[program.clone(), command.clone()]).commands.clone();
+            own.into_iter().filter(|own| own != "help").map(move |own| format!("{command} {own}"))
+        });
+        let nested: Vec<String> = nested.collect();
+        // It has no options then but those of its commands.
+        let alone = commands.iter().filter(|command| !nested.iter().any(|own| own.split(' ').next() == Some(command.as_str())));
+        for command in alone.chain(&nested) {
             let of = |command: &str| said.options.get(command).cloned().unwrap_or_default();
             let mut found: BTreeSet<String> = of(command).union(&of("")).cloned().collect();
             // Keys of the settings file are explained there.
@@ -78,7 +86,8 @@ fn the_page_on_programs_has_every_command_and_every_option() {
                 }
                 _ => {}
             }
-            let help = helps.of(&[program.clone(), command.clone()]).options.iter();
+            let words: Vec<String> = std::iter::once(program.as_str()).chain(command.split(' ')).map(str::to_owned).collect();
+            let help = helps.of(&words).options.iter();
             let help: BTreeSet<String> =
                 help.filter(|option| option.starts_with("--") && !EVERYWHERE.contains(&option.as_str())).cloned().collect();
             let lacks: Vec<&String> = help.difference(&found).collect();

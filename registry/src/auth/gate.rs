@@ -1,0 +1,95 @@
+//! Which tokens are valid.
+//!
+//! A push sends thousands of requests. So what the database said about a token is believed for a
+//! few seconds, and a revoked token may be used for that long, except in the process that revoked
+//! it.
+
+use super::caller::{Caller, CallerId};
+use super::credentials;
+use crate::problem::ApiError;
+use axum::http::request::Parts;
+use lru::LruCache;
+use parking_lot::Mutex;
+use pfr_schema::{AccessTokenId, Digest, ErrorCode};
+use pfr_store::{AccessTokenRow, AccessTokens, Clock};
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long a token counts as what the database said it is.
+const FRESH: Duration = Duration::from_secs(5);
+/// Tokens that are remembered; of more, those that were used last.
+const TOKENS: NonZeroUsize = NonZeroUsize::new(4096).expect("not zero");
+
+/// What the database said about a token.
+struct Known {
+    asked: Instant,
+    /// None: there is no such token.
+    row: Option<Arc<AccessTokenRow>>,
+}
+
+/// The check of tokens.
+pub(crate) struct Gate {
+    tokens: AccessTokens,
+    clock: Clock,
+    /// By the hash of the complete token.
+    known: Mutex<LruCache<Digest, Known>>,
+}
+
+impl Gate {
+    pub(crate) fn new(tokens: AccessTokens, clock: Clock) -> Self {
+        Self { tokens, clock, known: Mutex::new(LruCache::new(TOKENS)) }
+    }
+
+    /// The caller of a request.
+    ///
+    /// # Errors
+    /// `unauthorized`, with one message for all reasons. `unavailable` if the database cannot be
+    /// asked: that says nothing about the token.
+    pub(super) async fn caller(&self, parts: &Parts) -> Result<Caller, ApiError> {
+        let refused = || {
+            let detail = "an access token is needed: none was sent, or the one that was sent is unknown, has expired or was revoked";
+            ApiError::new(ErrorCode::Unauthorized, detail)
+        };
+        let token = credentials::of(&parts.headers).ok_or_else(refused)?;
+        let hash = token.hash();
+        let known = self.known.lock().get(&hash).filter(|known| known.asked.elapsed() < FRESH).map(|known| known.row.clone());
+        let row = match known {
+            Some(row) => row,
+            None => {
+                let asked = Instant::now();
+                let row = self.tokens.find(&token).await?.map(Arc::new);
+                self.known.lock().put(hash, Known { asked, row: row.clone() });
+                if let Some(row) = row.clone().filter(|row| row.is_valid(self.clock.now())) {
+                    self.note_use(row);
+                }
+                row
+            }
+        };
+        let row = row.filter(|row| row.is_valid(self.clock.now())).ok_or_else(refused)?;
+        if let Some(id) = parts.extensions.get::<CallerId>() {
+            id.set(&row.id);
+        }
+        Ok(Caller::Holder(row))
+    }
+
+    /// A token was revoked by this process: here it is refused at once.
+    pub(crate) fn forget(&self, id: &AccessTokenId) {
+        let mut known = self.known.lock();
+        let of_token = |row: &Option<Arc<AccessTokenRow>>| row.as_ref().is_some_and(|row| row.id == *id);
+        let hashes: Vec<Digest> = known.iter().filter(|(_, known)| of_token(&known.row)).map(|(hash, _)| *hash).collect();
+        for hash in hashes {
+            known.pop(&hash);
+        }
+    }
+
+    /// Notes the use beside the request, which must not wait for it, nor fail with it.
+    fn note_use(&self, row: Arc<AccessTokenRow>) {
+        let tokens = self.tokens.clone();
+        tokio::spawn(async move {
+            if let Err(error) = tokens.note_use(&row).await {
+                tracing::debug!(%error, token = %row.id, "noting the use of a token failed");
+            }
+        });
+    }
+}
