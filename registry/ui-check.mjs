@@ -2,12 +2,15 @@
 //
 //   node ui-check.mjs CHROMIUM AXE REGISTRY SCREENSHOTS PROFILE
 //
+// The environment has two tokens: PF_TOKEN may do everything, PF_READER may pull team/agent.
 // The browser is driven over a pipe by its own protocol, so no library is needed.
 
 import { spawn } from "node:child_process";
 import { readFileSync, writeFileSync } from "node:fs";
+import { createServer } from "node:http";
 
 const [browserPath, axePath, registry, screenshots, profile] = process.argv.slice(2);
+const { PF_TOKEN: operator, PF_READER: reader } = process.env;
 const axe = readFileSync(axePath, "utf8");
 const RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"];
 const LOOKS = [
@@ -62,14 +65,25 @@ async function evaluate(expression) {
   return result.value;
 }
 
+// What the user enters when the browser asks for a password; null: the user cancels.
+let password = null;
+listeners.add(({ method, params }) => {
+  if (method === "Fetch.requestPaused") call("Fetch.continueRequest", { requestId: params.requestId }).catch(() => {});
+  if (method !== "Fetch.authRequired") return;
+  const entered = { response: "ProvideCredentials", username: "me", password };
+  const authChallengeResponse = password ? entered : { response: "CancelAuth" };
+  call("Fetch.continueWithAuth", { requestId: params.requestId, authChallengeResponse }).catch(() => {});
+});
+
 const found = [];
 let place = "";
+const isRefused = () => ["missing", "sign-in", "hidden", "elsewhere"].some((name) => place.startsWith(name));
 listeners.add(({ method, params }) => {
-  if (method === "Log.entryAdded" && !(params.entry.source === "network" && place.includes("missing"))) {
+  if (method === "Log.entryAdded" && !(params.entry.source === "network" && isRefused())) {
     found.push(`${place}: the browser reports: ${params.entry.text}`);
   }
   if (method === "Runtime.consoleAPICalled" || method === "Runtime.exceptionThrown") found.push(`${place}: a script ran`);
-  if (method === "Network.requestWillBeSent" && !params.request.url.startsWith(`${registry}/`)) {
+  if (method === "Network.requestWillBeSent" && !params.request.url.startsWith(`${registry}/`) && !place.startsWith("elsewhere")) {
     found.push(`${place}: a request to ${params.request.url}`);
   }
 });
@@ -103,11 +117,74 @@ async function press(key, code) {
   await call("Input.dispatchKeyEvent", { type: "keyUp", ...event });
 }
 
-async function main() {
-  const { targetId } = await call("Target.createTarget", { url: "about:blank" });
+// A new private window of a user with this token.
+async function user(token) {
+  session = undefined;
+  const { browserContextId } = await call("Target.createBrowserContext");
+  const { targetId } = await call("Target.createTarget", { url: "about:blank", browserContextId });
   session = (await call("Target.attachToTarget", { targetId, flatten: true })).sessionId;
+  password = token;
   for (const domain of ["Page", "Runtime", "Log", "Network"]) await call(`${domain}.enable`);
-  const snapshots = async (repository) => (await (await fetch(`${registry}/v1/repositories/${encodeURIComponent(repository)}/snapshots`)).json()).snapshots;
+  await call("Fetch.enable", { handleAuthRequests: true });
+}
+
+async function show(look) {
+  await call("Emulation.setDeviceMetricsOverride", { width: look.width, height: 800, deviceScaleFactor: 1, mobile: false });
+  await call("Emulation.setEmulatedMedia", { features: [{ name: "prefers-color-scheme", value: look.scheme }] });
+}
+
+// Opens a page, which must have this heading, and looks at it.
+async function visit(look, name, path, heading) {
+  place = `${name}, ${look.name}`;
+  await open(path);
+  const h1 = await evaluate("document.querySelector('h1')?.textContent");
+  if (heading && h1 !== heading) found.push(`${place}: the heading is ${h1}, and not ${heading}`);
+  await check(look);
+  await picture(look, name);
+}
+
+async function api(path) {
+  const answer = await fetch(`${registry}/v1/${path}`, { headers: { Authorization: `Bearer ${operator}` } });
+  return answer.json();
+}
+
+// A page of another site sends the form of a snapshot, and a request that needs no form.
+async function elsewhere(form) {
+  place = "elsewhere";
+  const button = `<!DOCTYPE html><title>x</title><form method="post" action="${registry}${form}"><button>Win a prize</button></form>`;
+  const site = createServer((_, answer) => answer.setHeader("Content-Type", "text/html").end(button));
+  await new Promise((resolve) => site.listen(0, "127.0.0.1", resolve));
+  const before = (await api("gc")).runs.length;
+  const arrived = next("Page.loadEventFired");
+  await call("Page.navigate", { url: `http://localhost:${site.address().port}/` });
+  await arrived;
+  const request = { method: "POST", mode: "no-cors", credentials: "include", body: "{}" };
+  await evaluate(`fetch(${JSON.stringify(`${registry}/v1/gc`)}, ${JSON.stringify(request)}).then(() => {}, () => {})`);
+  const answered = next("Page.loadEventFired");
+  await evaluate("document.querySelector('button').click()");
+  await answered;
+  const text = await evaluate("document.querySelector('main')?.textContent ?? document.body.textContent");
+  if (!text.includes("a page of another site")) found.push(`${place}: its form is answered with: ${text}`);
+  if ((await api("gc")).runs.length !== before) found.push(`${place}: its request started a garbage collection`);
+  site.close();
+}
+
+async function main() {
+  await user(null);
+  for (const look of LOOKS) {
+    await show(look);
+    await visit(look, "sign-in", "/", "Sign in");
+  }
+  await user(reader);
+  for (const look of LOOKS) {
+    await show(look);
+    await visit(look, "reader", "/", "Overview");
+    const text = await evaluate("document.body.textContent");
+    if (!text.includes("team/agent") || text.includes("team/review")) found.push(`${place}: it does not show just what the token may pull`);
+    await visit(look, "hidden", "/ui/team%2Freview", "No such repository");
+  }
+  await user(operator);
+  const snapshots = async (repository) => (await api(`repositories/${encodeURIComponent(repository)}/snapshots`)).snapshots;
   const [agent, hybrid] = [await snapshots("team/agent"), await snapshots("team/hybrid")];
   const step = agent.find((one) => one.tags.includes("step-2"));
   const pages = {
@@ -122,14 +199,8 @@ async function main() {
     domain: "/domains/acme/",
   };
   for (const look of LOOKS) {
-    await call("Emulation.setDeviceMetricsOverride", { width: look.width, height: 800, deviceScaleFactor: 1, mobile: false });
-    await call("Emulation.setEmulatedMedia", { features: [{ name: "prefers-color-scheme", value: look.scheme }] });
-    for (const [name, path] of Object.entries(pages)) {
-      place = `${name}, ${look.name}`;
-      await open(path);
-      await check(look);
-      await picture(look, name);
-    }
+    await show(look);
+    for (const [name, path] of Object.entries(pages)) await visit(look, name, path);
     // The first key press reaches the link that skips the navigation; the form works by keyboard.
     place = `verify, ${look.name}`;
     await open(pages.snapshot);
@@ -143,7 +214,8 @@ async function main() {
     await check(look);
     await picture(look, "verified");
   }
-  console.log(`${LOOKS.length * (Object.keys(pages).length + 1)} pages: screenshots in ${screenshots}`);
+  await elsewhere(`${pages.snapshot}/verify`);
+  console.log(`${LOOKS.length * (Object.keys(pages).length + 4)} pages: screenshots in ${screenshots}`);
 }
 
 try {

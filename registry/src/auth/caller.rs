@@ -9,7 +9,7 @@
 use crate::domains::Domain;
 use crate::problem::ApiError;
 use pfr_schema::api::RepositoryInfo;
-use pfr_schema::{AccessScope, AccessTokenId, Action, Digest, DomainName, ErrorCode, Kind, RepositoryName};
+use pfr_schema::{AccessScope, Action, Digest, DomainName, ErrorCode, Kind, RepositoryName};
 use pfr_store::{AccessTokenRow, Error, LivePush, Page, PushId};
 use std::collections::HashSet;
 use std::sync::{Arc, OnceLock};
@@ -74,6 +74,38 @@ impl Caller {
     /// Whether the caller sees every repository of the domain that it was admitted to.
     pub(crate) fn sees_everything(&self) -> bool {
         self.sees_only().is_none()
+    }
+
+    /// Whether the caller sees a repository of the domain that it was admitted to.
+    pub(crate) fn sees(&self, repository: &RepositoryName) -> bool {
+        self.sees_only().is_none_or(|scopes| scopes.iter().any(|scope| scope.permits(Action::Pull, repository)))
+    }
+
+    /// Whether the caller may operate a domain.
+    pub(crate) fn operates(&self, domain: &DomainName) -> bool {
+        self.decide(Action::Admin, domain, Target::Domain).is_ok()
+    }
+
+    /// Whether the caller may operate the registry: its domains and tokens.
+    pub(crate) fn operates_registry(&self) -> bool {
+        self.decide(Action::Admin, &DomainName::default(), Target::Registry).is_ok()
+    }
+
+    /// The label of its token.
+    pub(crate) fn label(&self) -> Option<&str> {
+        match self {
+            Self::Anyone => None,
+            Self::Holder(token) => Some(&token.label),
+        }
+    }
+
+    /// A domain that is not hidden from the caller: the one that its token is for, or the default
+    /// one.
+    pub(crate) fn home(&self) -> DomainName {
+        match self {
+            Self::Anyone => DomainName::default(),
+            Self::Holder(token) => token.domain.clone().unwrap_or_default(),
+        }
     }
 
     /// The repositories of a domain that the caller sees, by name.
@@ -194,18 +226,24 @@ fn before(start: &str) -> String {
     }
 }
 
-/// Whose token a request carries, for its log line: set once it is known.
+/// Whose token a request carries, for its log line and for the page of a refusal: set once it is
+/// known.
 #[derive(Clone, Default)]
-pub(crate) struct CallerId(Arc<OnceLock<AccessTokenId>>);
+pub(crate) struct KnownCaller(Arc<OnceLock<Arc<AccessTokenRow>>>);
 
-impl CallerId {
-    pub(super) fn set(&self, id: &AccessTokenId) {
-        self.0.get_or_init(|| id.clone());
+impl KnownCaller {
+    pub(super) fn set(&self, token: &Arc<AccessTokenRow>) {
+        self.0.get_or_init(|| Arc::clone(token));
     }
 
     /// The public part of the token.
     pub(crate) fn id(&self) -> Option<&str> {
-        self.0.get().map(AccessTokenId::as_str)
+        self.0.get().map(|token| token.id.as_str())
+    }
+
+    /// The caller, as far as it is known.
+    pub(crate) fn caller(&self) -> Caller {
+        self.0.get().map_or(Caller::Anyone, |token| Caller::Holder(Arc::clone(token)))
     }
 }
 

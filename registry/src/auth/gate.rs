@@ -4,7 +4,7 @@
 //! few seconds, and a revoked token may be used for that long, except in the process that revoked
 //! it.
 
-use super::caller::{Caller, CallerId};
+use super::caller::{Caller, KnownCaller};
 use super::credentials;
 use crate::problem::ApiError;
 use axum::http::request::Parts;
@@ -67,8 +67,8 @@ impl Gate {
             }
         };
         let row = row.filter(|row| row.is_valid(self.clock.now())).ok_or_else(refused)?;
-        if let Some(id) = parts.extensions.get::<CallerId>() {
-            id.set(&row.id);
+        if let Some(known) = parts.extensions.get::<KnownCaller>() {
+            known.set(&row);
         }
         Ok(Caller::Holder(row))
     }

@@ -1,11 +1,11 @@
-//! The outermost layer: request id, host, permit, panics, problems, observation.
+//! The outermost layer: request id, host, origin, permit, panics, problems, observation.
 
 use crate::app::App;
 use crate::auth::challenges;
 use crate::http::connections::Connection;
 use crate::http::observe::{Observation, Observed};
 use crate::http::permit::{RequestPermit, wait_for};
-use crate::http::{base, body};
+use crate::http::{base, body, same_origin};
 use crate::problem::ApiError;
 use crate::ui::Browser;
 use axum::body::Body;
@@ -32,7 +32,8 @@ pub(crate) async fn middleware(State(app): State<App>, request: Request, next: N
     let route = request.extensions().get::<MatchedPath>().map_or("unmatched", MatchedPath::as_str).to_owned();
     let exempt = EXEMPT.contains(&route.as_str());
     let connection = request.extensions().get::<Arc<Connection>>().cloned();
-    let admitted = match check_host(&request) {
+    let is_proper = check_host(&request).and_then(|()| same_origin::check(request.method(), request.headers()));
+    let admitted = match is_proper {
         Err(failure) => Err(failure),
         Ok(()) if exempt => Ok(None),
         Ok(()) => {
@@ -83,7 +84,7 @@ fn explain(mut response: Response, observation: &mut Observation, browser: Optio
     observation.failed(failure.code, failure.cause.clone());
     let code = failure.code;
     let mut answer = match browser {
-        Some(browser) => browser.problem(&failure, &observation.id),
+        Some(browser) => browser.problem(&failure, observation),
         None => failure.into_problem(&observation.id),
     };
     let headers = answer.headers_mut();

@@ -8,6 +8,9 @@
 //! failures ─▶ http::request ─▶ problem: the same problem as a page, if a browser asks
 //! ```
 //!
+//! A browser signs in by HTTP: the page of a 401 comes with a challenge, and the token is the
+//! password. A page shows what its caller may pull, and offers what it may use.
+//!
 //! A page is HTML made on the server: no scripts, one stylesheet, nothing from other hosts. Names
 //! and documents are user input; `maud` escapes all that it is given. A page reads what the API
 //! reads, by the same functions, and changes nothing: what changes something is a command to copy.
@@ -21,7 +24,6 @@ mod page;
 mod problem;
 mod repositories;
 mod repository;
-mod same_origin;
 mod snapshot;
 mod storage;
 mod tasks;

@@ -5,12 +5,13 @@ use super::page::{Page, Place};
 use super::words::{ago, until};
 use super::{repositories, storage, tasks};
 use crate::app::App;
-use crate::auth::{Access, Admin, AllRepositories};
+use crate::auth::{Access, Caller, Pull, SomeRepositories};
+use crate::domains::Domain;
 use crate::v1::{Answer, gc};
 use axum::extract::State;
 use axum::response::Response;
 use maud::{Markup, html};
-use pfr_schema::api::{self, DomainState};
+use pfr_schema::api::{DomainInfo, DomainState, GcReport, TaskInfo, Usage};
 use pfr_store::Unfinished;
 
 /// Rows of each list; the pages of their own have the rest.
@@ -19,45 +20,76 @@ const PUSHES: usize = 20;
 const RUNS: usize = 5;
 const DOMAINS: usize = 100;
 
-/// The page of everything, for operators.
-pub(crate) async fn overview(Access { domain, .. }: Access<Admin, AllRepositories>, State(app): State<App>) -> Answer<Response> {
+/// What only operators of the domain see.
+struct Work {
+    usage: Usage,
+    /// Those of repositories that the caller sees, and whether there are others.
+    pushes: Vec<Unfinished>,
+    hides_pushes: bool,
+    runs: Vec<GcReport>,
+    tasks: Vec<TaskInfo>,
+}
+
+impl Work {
+    async fn of(domain: &Domain, caller: &Caller) -> Answer<Self> {
+        let mut pushes = domain.store.metadata().unfinished(PUSHES + 1).await?;
+        let all = pushes.len();
+        pushes.retain(|push| caller.sees(&push.repository));
+        let runs = domain.store.metadata().gc_runs(None, RUNS).await?;
+        Ok(Self {
+            usage: domain.collector.usage().await?,
+            hides_pushes: pushes.len() < all,
+            pushes,
+            runs: runs.rows.iter().map(gc::report).collect::<Answer<_>>()?,
+            tasks: domain.schedule.list().await?,
+        })
+    }
+}
+
+/// The page of everything that the caller may see.
+pub(crate) async fn overview(Access { domain, caller, .. }: Access<Pull, SomeRepositories>, State(app): State<App>) -> Answer<Response> {
     let (links, now) = (Links::of(&domain.name), domain.store.options().clock.now());
     let _permit = app.documents().await?;
-    let usage = domain.collector.usage().await?;
-    let page = domain.store.repositories(None, REPOSITORIES).await?;
+    let page = caller.repositories(&domain, None, REPOSITORIES).await?;
     let repositories = repositories::counted(&domain.store, page.rows).await?;
-    let pushes = domain.store.metadata().unfinished(PUSHES + 1).await?;
-    let runs = domain.store.metadata().gc_runs(None, RUNS).await?;
-    let runs: Vec<api::GcReport> = runs.rows.iter().map(gc::report).collect::<Answer<_>>()?;
-    let tasks = domain.schedule.list().await?;
+    let work = match caller.operates(&domain.name) {
+        true => Some(Work::of(&domain, &caller).await?),
+        false => None,
+    };
     // The catalogue is for operators of the registry, and not for those of one domain.
-    let domains = match domain.name.is_default() {
+    let domains = match domain.name.is_default() && caller.operates_registry() {
         true => app.domains.catalogue().list(None, DOMAINS).await?.rows,
         false => Vec::new(),
     };
     let body = html! {
-        section {
-            h2 id="storage" { "Storage" }
-            (storage::bar(&usage))
-            (storage::table(&usage, now))
+        @if let Some(work) = &work {
+            section {
+                h2 id="storage" { "Storage" }
+                (storage::bar(&work.usage))
+                (storage::table(&work.usage, now))
+            }
         }
         section {
             h2 id="repositories" { "Repositories" }
-            (repositories::table(&links, &repositories, now))
+            (repositories::table(&links, &repositories, now, &caller))
             @if page.next.is_some() { p { a href=(links.repositories()) { "All repositories" } } }
         }
-        section {
-            h2 id="pushes" { "Running pushes" }
-            (running(&links, &pushes, now))
-        }
-        section {
-            h2 id="collections" { "Last garbage collections" }
-            (storage::runs(&runs, now))
-            p { a href=(links.storage()) { "Storage over time" } }
-        }
-        section {
-            h2 id="tasks" { "Background tasks" }
-            (tasks::table(&tasks, now))
+        @if let Some(work) = &work {
+            section {
+                h2 id="pushes" { "Running pushes" }
+                (running(&links, work, now))
+            }
+            section {
+                h2 id="collections" { "Last garbage collections" }
+                (storage::runs(&work.runs, now))
+                p { a href=(links.storage()) { "Storage over time" } }
+            }
+            section {
+                h2 id="tasks" { "Background tasks" }
+                (tasks::table(&work.tasks, now))
+            }
+        } @else {
+            p { "Storage, running pushes and background tasks are shown to operators: to a token with " code { "*:admin" } "." }
         }
         @if domains.len() > 1 {
             section {
@@ -66,14 +98,24 @@ pub(crate) async fn overview(Access { domain, .. }: Access<Admin, AllRepositorie
             }
         }
     };
-    Ok(Page { domain: &domain.name, place: Place::Overview, title: "Overview", trail: html! {}, body }.respond())
+    Ok(Page { domain: &domain.name, caller: Some(&caller), place: Place::Overview, title: "Overview", trail: html! {}, body }.respond())
 }
 
 /// Push sessions that are neither committed nor over.
-fn running(links: &Links, pushes: &[Unfinished], now: u64) -> Markup {
-    if pushes.is_empty() {
+fn running(links: &Links, work: &Work, now: u64) -> Markup {
+    let Work { pushes, hides_pushes, .. } = work;
+    if pushes.is_empty() && !hides_pushes {
         return html! { p.empty { "No push is under way." } };
     }
+    html! {
+        @if !pushes.is_empty() { (pushes_table(pushes, now)) }
+        @if *hides_pushes { p { "Pushes to repositories that your token may not pull are not listed." } }
+        @if pushes.len() > PUSHES { p { "There are more: these are the oldest." } }
+        p { a href=(links.storage()) { "What they lease" } }
+    }
+}
+
+fn pushes_table(pushes: &[Unfinished], now: u64) -> Markup {
     html! {
         div.scroll role="region" aria-labelledby="pushes" tabindex="0" {
             table {
@@ -86,12 +128,10 @@ fn running(links: &Links, pushes: &[Unfinished], now: u64) -> Markup {
                 }
             }
         }
-        @if pushes.len() > PUSHES { p { "There are more: these are the oldest." } }
-        p { a href=(links.storage()) { "What they lease" } }
     }
 }
 
-fn domains_table(domains: &[api::DomainInfo], now: u64) -> Markup {
+fn domains_table(domains: &[DomainInfo], now: u64) -> Markup {
     html! {
         div.scroll role="region" aria-labelledby="domains" tabindex="0" {
             table {

@@ -2,6 +2,7 @@
 
 use super::files::{ICON_LINK, STYLE_LINK};
 use super::links::Links;
+use crate::auth::Caller;
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 use maud::{DOCTYPE, Markup, html};
@@ -27,6 +28,8 @@ pub(super) enum Place {
 /// A page.
 pub(super) struct Page<'a> {
     pub(super) domain: &'a DomainName,
+    /// Offered is what this caller may use. None: nothing but to sign in.
+    pub(super) caller: Option<&'a Caller>,
     pub(super) place: Place,
     /// Its heading, and the beginning of its title.
     pub(super) title: &'a str,
@@ -59,11 +62,12 @@ impl Page<'_> {
 
     fn render(self) -> Markup {
         let links = Links::of(self.domain);
+        let operates = self.caller.is_some_and(|caller| caller.operates(self.domain));
         let entries = [
-            (Place::Overview, links.overview(), "Overview"),
-            (Place::Repositories, links.repositories(), "Repositories"),
-            (Place::Storage, links.storage(), "Storage"),
-            (Place::Tasks, links.tasks(), "Tasks"),
+            (Place::Overview, links.overview(), "Overview", self.caller.is_some()),
+            (Place::Repositories, links.repositories(), "Repositories", self.caller.is_some()),
+            (Place::Storage, links.storage(), "Storage", operates),
+            (Place::Tasks, links.tasks(), "Tasks", operates),
         ];
         html! {
             (DOCTYPE)
@@ -83,10 +87,12 @@ impl Page<'_> {
                             a href=(links.overview()) { "pf registry" }
                             @if !self.domain.is_default() { " " span.domain { "domain " strong { (self.domain) } } }
                         }
-                        nav aria-label="Pages" {
-                            ul {
-                                @for (place, href, name) in &entries {
-                                    li { a href=(href) aria-current=[(*place == self.place).then_some("page")] { (name) } }
+                        @if self.caller.is_some() {
+                            nav aria-label="Pages" {
+                                ul {
+                                    @for (place, href, name, _) in entries.iter().filter(|entry| entry.3) {
+                                        li { a href=(href) aria-current=[(*place == self.place).then_some("page")] { (name) } }
+                                    }
                                 }
                             }
                         }
@@ -99,8 +105,9 @@ impl Page<'_> {
                     footer {
                         p {
                             "pf-registry " (env!("CARGO_PKG_VERSION")) " · "
-                            a href="/openapi.json" { "description of the API" } " · "
-                            a href="/metrics" { "metrics" }
+                            a href="/openapi.json" { "description of the API" }
+                            @if self.caller.is_some_and(Caller::operates_registry) { " · " a href="/metrics" { "metrics" } }
+                            @if let Some(label) = self.caller.and_then(Caller::label) { " · signed in with the token " strong { (label) } }
                         }
                     }
                 }

@@ -4,7 +4,7 @@ use super::links::{Links, after};
 use super::page::{Page, Place};
 use super::words::{ago, bytes, none, number};
 use crate::app::App;
-use crate::auth::{Access, AllRepositories, Pull};
+use crate::auth::{Access, Caller, Pull, SomeRepositories};
 use crate::http::query::{Paging, Query};
 use crate::v1::Answer;
 use axum::extract::State;
@@ -21,24 +21,25 @@ const COUNTED: u64 = 2000;
 /// A repository, and its sizes if they were computed.
 pub(super) type Counted = (RepositoryInfo, Option<Stats>);
 
-/// The page of all repositories.
+/// The page of all repositories that the caller sees.
 pub(crate) async fn repositories(
-    Access { domain, .. }: Access<Pull, AllRepositories>,
+    Access { domain, caller, .. }: Access<Pull, SomeRepositories>,
     State(app): State<App>,
     Query(paging): Query<Paging>,
 ) -> Answer<Response> {
     let (links, now) = (Links::of(&domain.name), domain.store.options().clock.now());
     let (from, limit) = paging.checked()?;
-    let page = domain.store.repositories(from, limit).await?;
+    let page = caller.repositories(&domain, from, limit).await?;
     let _permit = app.documents().await?;
     let rows = counted(&domain.store, page.rows).await?;
     let body = html! {
         section {
-            (table(&links, &rows, now))
+            (table(&links, &rows, now, &caller))
             @if let Some(next) = page.next { nav.pages aria-label="More" { a rel="next" href=(after(&links.repositories(), &next)) { "Next repositories" } } }
         }
     };
-    Ok(Page { domain: &domain.name, place: Place::Repositories, title: "Repositories", trail: html! {}, body }.respond())
+    Ok(Page { domain: &domain.name, caller: Some(&caller), place: Place::Repositories, title: "Repositories", trail: html! {}, body }
+        .respond())
 }
 
 /// The sizes of as many repositories, in their order, as one page may compute.
@@ -62,7 +63,10 @@ pub(super) async fn counted(store: &Store, repositories: Vec<RepositoryInfo>) ->
     Ok(rows)
 }
 
-pub(super) fn table(links: &Links, rows: &[Counted], now: u64) -> Markup {
+pub(super) fn table(links: &Links, rows: &[Counted], now: u64, caller: &Caller) -> Markup {
+    if rows.is_empty() && !caller.sees_everything() {
+        return html! { p.empty { "There is no repository that your token may pull." } };
+    }
     if rows.is_empty() {
         return html! { p.empty { "Nothing has been pushed yet. " code { "pf push ./snapshot team/agent:step-1" } " pushes a snapshot directory." } };
     }

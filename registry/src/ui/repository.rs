@@ -33,7 +33,7 @@ pub(crate) struct PageNumber {
 
 /// The page of a repository.
 pub(crate) async fn repository(
-    Access { to: repository, domain, .. }: Access<Pull>,
+    Access { to: repository, domain, caller, .. }: Access<Pull>,
     State(app): State<App>,
     Query(number): Query<PageNumber>,
 ) -> Answer<Response> {
@@ -60,7 +60,7 @@ pub(crate) async fn repository(
         }
     };
     let trail = html! { nav.trail aria-label="Path" { a href=(links.repositories()) { "Repositories" } } };
-    Ok(Page { domain: &domain.name, place: Place::Elsewhere, title: repository.as_str(), trail, body }.respond())
+    Ok(Page { domain: &domain.name, caller: Some(&caller), place: Place::Elsewhere, title: repository.as_str(), trail, body }.respond())
 }
 
 /// What the colours of a cost mean.

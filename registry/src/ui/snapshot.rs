@@ -33,7 +33,7 @@ const LETTERS: usize = 200;
 
 /// The page of a snapshot.
 pub(crate) async fn snapshot(
-    Access { to: repository, domain, .. }: Access<Pull>,
+    Access { to: repository, domain, caller, .. }: Access<Pull>,
     State(app): State<App>,
     Path(selector): Path<Selector>,
     headers: HeaderMap,
@@ -102,7 +102,8 @@ pub(crate) async fn snapshot(
         (configuration(config))
         p { a href=(links.api_snapshot(&repository, &snapshot)) { "All documents of this snapshot as JSON" } }
     };
-    Ok(Page { domain: &domain.name, place: Place::Elsewhere, title: &title, trail: trail(&links, &repository), body }.respond())
+    let trail = trail(&links, &repository);
+    Ok(Page { domain: &domain.name, caller: Some(&caller), place: Place::Elsewhere, title: &title, trail, body }.respond())
 }
 
 /// The way to a page below a repository.

@@ -21,7 +21,7 @@ const CHARTED: usize = 1000;
 
 /// The page of storage and collections.
 pub(crate) async fn storage(
-    Access { domain, .. }: Access<Admin, AllRepositories>,
+    Access { domain, caller, .. }: Access<Admin, AllRepositories>,
     State(app): State<App>,
     Query(paging): Query<Paging>,
 ) -> Answer<Response> {
@@ -55,7 +55,7 @@ pub(crate) async fn storage(
             @if let Some(next) = next { nav.pages aria-label="More" { a rel="next" href=(after(&links.storage(), &next)) { "Earlier collections" } } }
         }
     };
-    Ok(Page { domain: &domain.name, place: Place::Storage, title: "Storage", trail: html! {}, body }.respond())
+    Ok(Page { domain: &domain.name, caller: Some(&caller), place: Place::Storage, title: "Storage", trail: html! {}, body }.respond())
 }
 
 /// What takes up room: class, name, bytes, meaning.

@@ -11,7 +11,7 @@ use pfr_schema::api::{TaskInfo, TaskState};
 use std::time::Duration;
 
 /// The page of background tasks.
-pub(crate) async fn tasks(Access { domain, .. }: Access<Admin, AllRepositories>) -> Answer<Response> {
+pub(crate) async fn tasks(Access { domain, caller, .. }: Access<Admin, AllRepositories>) -> Answer<Response> {
     let now = domain.store.options().clock.now();
     let list = domain.schedule.list().await?;
     let body = html! {
@@ -23,7 +23,8 @@ pub(crate) async fn tasks(Access { domain, .. }: Access<Admin, AllRepositories>)
             p { code.command { "pf tasks resume compaction" } }
         }
     };
-    Ok(Page { domain: &domain.name, place: Place::Tasks, title: "Background tasks", trail: html! {}, body }.respond())
+    Ok(Page { domain: &domain.name, caller: Some(&caller), place: Place::Tasks, title: "Background tasks", trail: html! {}, body }
+        .respond())
 }
 
 pub(super) fn table(tasks: &[TaskInfo], now: u64) -> Markup {

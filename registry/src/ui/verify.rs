@@ -2,7 +2,6 @@
 
 use super::links::Links;
 use super::page::{Page, Place};
-use super::same_origin;
 use super::snapshot::trail;
 use super::words::{bytes, count, digest, number};
 use crate::app::App;
@@ -10,7 +9,6 @@ use crate::auth::{Access, Pull};
 use crate::http::path::Path;
 use crate::v1::Answer;
 use axum::extract::State;
-use axum::http::HeaderMap;
 use axum::response::Response;
 use maud::html;
 use pfr_client::human::duration;
@@ -19,12 +17,10 @@ use std::time::Instant;
 
 /// Verifies a snapshot, and shows the result as a page. Takes as long as reading the snapshot.
 pub(crate) async fn verify(
-    Access { to: repository, domain, .. }: Access<Pull>,
+    Access { to: repository, domain, caller, .. }: Access<Pull>,
     State(app): State<App>,
     Path(selector): Path<Selector>,
-    headers: HeaderMap,
 ) -> Answer<Response> {
-    same_origin::check(&headers)?;
     let (links, begun) = (Links::of(&domain.name), Instant::now());
     let snapshot = domain.store.resolve(&repository, &selector).await?;
     let permit = app.verification()?;
@@ -46,5 +42,5 @@ pub(crate) async fn verify(
         p { a href=(links.snapshot(&repository, &snapshot)) { "Back to the snapshot" } }
     };
     let trail = trail(&links, &repository);
-    Ok(Page { domain: &domain.name, place: Place::Elsewhere, title: "Verified", trail, body }.respond())
+    Ok(Page { domain: &domain.name, caller: Some(&caller), place: Place::Elsewhere, title: "Verified", trail, body }.respond())
 }

@@ -1,21 +1,25 @@
-//! Forms are accepted from pages of this registry only.
+//! Requests that may change something are accepted from programs and from pages of this registry,
+//! and not from pages of other sites.
 //!
-//! Another site may hold a form that is sent here by a browser which can reach the registry, or
-//! later carries a caller's credentials. Browsers say where a form comes from: in `Sec-Fetch-Site`
-//! over HTTPS and on loopback, in `Origin` always. A request with neither is no browser's, and
-//! could as well use the API.
+//! A page of another site can make a browser send a form here: to a registry on loopback, and with
+//! the token that the browser keeps since its user signed in. Browsers say where such a request
+//! comes from: in `Sec-Fetch-Site` over HTTPS and on loopback, in `Origin` always. A request with
+//! neither is no browser's. Answers to reads are kept from other sites by browsers themselves.
 
 use crate::problem::ApiError;
-use axum::http::{HeaderMap, HeaderName, header};
+use axum::http::{HeaderMap, HeaderName, Method, header};
 use pfr_schema::ErrorCode;
 
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
-/// Refuses a form of another site.
+/// Refuses a request that may change something and that a page of another site sent.
 ///
 /// # Errors
 /// `denied`.
-pub(super) fn check(headers: &HeaderMap) -> Result<(), ApiError> {
+pub(super) fn check(method: &Method, headers: &HeaderMap) -> Result<(), ApiError> {
+    if method.is_safe() {
+        return Ok(());
+    }
     let is_ours = match (headers.get(SEC_FETCH_SITE), headers.get(header::ORIGIN)) {
         (Some(site), _) => site == "same-origin" || site == "none",
         (None, Some(origin)) => {
@@ -28,7 +32,10 @@ pub(super) fn check(headers: &HeaderMap) -> Result<(), ApiError> {
     if is_ours {
         Ok(())
     } else {
-        Err(ApiError::new(ErrorCode::Denied, "this form was sent by a page of another site; open the page here and use its button"))
+        Err(ApiError::new(
+            ErrorCode::Denied,
+            "this request was sent by a page of another site; send it from a page of this registry, or by a program",
+        ))
     }
 }
 
@@ -38,11 +45,15 @@ mod tests {
 
     fn accepted(given: &[(HeaderName, &str)]) -> bool {
         let headers = given.iter().map(|(name, value)| (name.clone(), value.parse().unwrap()));
-        check(&headers.chain([(header::HOST, "pf.example:5077".parse().unwrap())]).collect()).is_ok()
+        let headers: HeaderMap = headers.chain([(header::HOST, "pf.example:5077".parse().unwrap())]).collect();
+        assert!([Method::GET, Method::HEAD].iter().all(|method| check(method, &headers).is_ok()), "a read");
+        let answers = [Method::POST, Method::PUT, Method::DELETE, Method::PATCH].map(|method| check(&method, &headers).is_ok());
+        assert!(answers.iter().all(|answer| *answer == answers[0]), "{answers:?}");
+        answers[0]
     }
 
     #[test]
-    fn a_form_of_another_site_is_refused() {
+    fn a_change_that_another_site_asks_for_is_refused() {
         assert!(accepted(&[]), "no browser");
         for site in ["same-origin", "none"] {
             assert!(accepted(&[(SEC_FETCH_SITE, site), (header::ORIGIN, "https://pf.example")]), "{site}");
