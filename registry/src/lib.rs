@@ -4,7 +4,7 @@
 //! main ─▶ config (flags, environment, file) ─▶ server (listener, connections, shutdown)
 //!                                                 │
 //! connection ─▶ http::handshake (TLS) ─▶ http::base (domain) ─▶ http::request (id, limits, panics, metrics, one log line) ─▶ routes
-//!   ─▶ v1 ─▶ auth::Access (the store of the domain)
+//!   ─▶ v1, or a page of ui ─▶ auth::Access (the store of the domain)
 //!                                                 │
 //!                                              problem (every error, one shape)
 //! ```
@@ -35,6 +35,7 @@ mod reload;
 pub mod routes;
 pub mod server;
 pub mod storage;
+mod ui;
 mod v1;
 
 pub use config::Config;

@@ -19,7 +19,7 @@ use pfr_schema::codec::{self, Codecs};
 use pfr_schema::container::Container;
 use pfr_schema::snapshot::Manifest;
 use pfr_schema::{Digest, Kind, Limits, RepositoryName, Selector, Tag};
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -374,6 +374,14 @@ impl Store {
     /// [`Error::RepositoryUnknown`], [`Error::Invalid`] for a cursor that is none.
     pub async fn snapshots(&self, repository: &RepositoryName, after: Option<String>, limit: usize) -> Result<Page<SnapshotRow>> {
         self.metadata.snapshots(repository.clone(), after, limit).await
+    }
+
+    /// The prefix lengths of snapshots, in tokens. Snapshots that say no length are left out.
+    ///
+    /// # Errors
+    /// [`Error::RepositoryUnknown`].
+    pub async fn prefix_lengths(&self, repository: &RepositoryName, snapshots: Vec<Digest>) -> Result<HashMap<Digest, u64>> {
+        Ok(self.metadata.prefix_lengths(repository.clone(), snapshots).await?.into_iter().collect())
     }
 
     /// Tags of a repository by name.

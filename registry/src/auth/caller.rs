@@ -96,6 +96,38 @@ impl Caller {
         self.sees_only().is_none()
     }
 
+    /// Whether the caller sees a repository of the domain that it was admitted to.
+    pub(crate) fn sees(&self, repository: &RepositoryName) -> bool {
+        self.sees_only().is_none_or(|scopes| scopes.iter().any(|scope| scope.permits(Action::Pull, repository)))
+    }
+
+    /// Whether the caller may operate a domain.
+    pub(crate) fn operates(&self, domain: &DomainName) -> bool {
+        self.decide(Action::Admin, domain, Target::Domain).is_ok()
+    }
+
+    /// Whether the caller may operate the registry: its domains and tokens.
+    pub(crate) fn operates_registry(&self) -> bool {
+        self.decide(Action::Admin, &DomainName::default(), Target::Registry).is_ok()
+    }
+
+    /// The label of its token.
+    pub(crate) fn label(&self) -> Option<&str> {
+        match self {
+            Self::Anyone => None,
+            Self::Holder(token) => Some(&token.label),
+        }
+    }
+
+    /// A domain that is not hidden from the caller: the one that its token is for, or the default
+    /// one.
+    pub(crate) fn home(&self) -> DomainName {
+        match self {
+            Self::Anyone => DomainName::default(),
+            Self::Holder(token) => token.domain.clone().unwrap_or_default(),
+        }
+    }
+
     /// The repositories of a domain that the caller sees, by name.
     ///
     /// # Errors
@@ -210,18 +242,28 @@ fn before(start: &str) -> String {
     }
 }
 
-/// Whose token a request carries, for its log line: set once it is known.
+/// Whose token a request carries, for its log line and for the page of a refusal: set once it is
+/// known.
 #[derive(Clone, Default)]
-pub(crate) struct CallerId(Arc<OnceLock<String>>);
+pub(crate) struct KnownCaller(Arc<OnceLock<Caller>>);
 
-impl CallerId {
-    pub(super) fn set(&self, name: &str) {
-        self.0.get_or_init(|| name.to_owned());
+impl KnownCaller {
+    pub(super) fn set(&self, caller: &Caller) {
+        self.0.get_or_init(|| caller.clone());
     }
 
     /// The public part of the token; of the token of an issuer, its subject and issuer.
     pub(crate) fn id(&self) -> Option<&str> {
-        self.0.get().map(String::as_str)
+        match self.0.get()? {
+            Caller::Anyone => None,
+            Caller::Holder(token) => Some(token.id.as_str()),
+            Caller::Subject(subject) => Some(&subject.name),
+        }
+    }
+
+    /// The caller, as far as it is known.
+    pub(crate) fn caller(&self) -> Caller {
+        self.0.get().cloned().unwrap_or(Caller::Anyone)
     }
 }
 

@@ -4,7 +4,7 @@
 //! few seconds, and a revoked token may be used for that long, except in the process that revoked
 //! it.
 
-use super::caller::{Caller, CallerId};
+use super::caller::{Caller, KnownCaller};
 use super::credentials::{self, Credential};
 use crate::jwt::{Failure, Issuers};
 use crate::problem::ApiError;
@@ -54,10 +54,11 @@ impl Gate {
             let detail = "an access token is needed: none was sent, or the one that was sent is unknown, has expired or was revoked";
             ApiError::new(ErrorCode::Unauthorized, detail)
         };
-        let caller = |name: &str| {
-            if let Some(id) = parts.extensions.get::<CallerId>() {
-                id.set(name);
+        let known_as = |caller: Caller| {
+            if let Some(known) = parts.extensions.get::<KnownCaller>() {
+                known.set(&caller);
             }
+            caller
         };
         let token = match (credentials::of(&parts.headers), &self.issuers) {
             (Some(Credential::Ours(token)), _) => token,
@@ -69,8 +70,7 @@ impl Gate {
                         ApiError::new(ErrorCode::Unavailable, detail).because(reason)
                     }
                 })?;
-                caller(&subject.name);
-                return Ok(Caller::Subject(Arc::new(subject)));
+                return Ok(known_as(Caller::Subject(Arc::new(subject))));
             }
             _ => return Err(refused()),
         };
@@ -89,8 +89,7 @@ impl Gate {
             }
         };
         let row = row.filter(|row| row.is_valid(self.clock.now())).ok_or_else(refused)?;
-        caller(row.id.as_str());
-        Ok(Caller::Holder(row))
+        Ok(known_as(Caller::Holder(row)))
     }
 
     /// A token was revoked by this process: here it is refused at once.

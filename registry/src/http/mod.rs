@@ -16,6 +16,7 @@ pub(crate) mod permit;
 pub(crate) mod query;
 pub(crate) mod request;
 pub(crate) mod resolved;
+mod same_origin;
 pub(crate) mod sending;
 pub(crate) mod stream;
 pub(crate) mod timeout;

@@ -26,4 +26,5 @@ mod slow;
 mod tasks;
 mod tls;
 mod tokens;
+mod ui;
 mod wire;
