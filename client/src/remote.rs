@@ -159,8 +159,8 @@ impl Remote {
     /// A registry at `base_url`, `http(s)://host[:port][/prefix]`. Nothing is sent yet.
     ///
     /// # Errors
-    /// [`Error::Url`], [`Error::TokenOverHttp`]; [`Error::Io`] and [`Error::Refused`] for the file of
-    /// authorities.
+    /// [`Error::Url`], [`Error::TokenOverHttp`]; [`Error::Io`] and [`Error::Refused`] for the file
+    /// of authorities.
     pub fn new(base_url: &str, options: RemoteOptions) -> Result<Self> {
         let fail = |reason: &str| Error::Url { url: shown(base_url), reason: reason.to_owned() };
         let base: Url = base_url.parse().map_err(|_| fail("expected http://host[:port] or https://host[:port]"))?;

@@ -98,8 +98,8 @@ settings! {
     /// Serve only callers with an access token [default: false]. `pf-registry token create` makes
     /// the first one. Needed to listen on an address that other machines can reach.
     require_tokens: bool = false, "PF_REGISTRY_REQUIRE_TOKENS", "BOOL", num_args = 0..=1, default_missing_value = "true";
-    /// File with the issuers whose tokens (JWT) are access tokens, too, and what these permit (TOML)
-    /// [default: none]. It is read again when it or a file with keys changes, and at SIGHUP.
+    /// File with the issuers whose tokens (JWT) are access tokens, too, and what these permit
+    /// (TOML) [default: none]. It is read again when it or a file with keys changes, and at SIGHUP.
     token_issuers: PathBuf = PathBuf::new(), "PF_REGISTRY_TOKEN_ISSUERS", "FILE";
     /// Listen in plain http on an address that other machines can reach [default: false]: a proxy
     /// in front of the registry adds TLS, and nothing else reaches this port. Tokens are required

@@ -23,7 +23,7 @@ impl Authority {
     #[must_use]
     #[expect(clippy::new_without_default, reason = "no two are the same")]
     pub fn new() -> Self {
-        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        let mut params = CertificateParams::default();
         params.distinguished_name = name(&format!("authority {:016x}", crate::run::random()));
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign];

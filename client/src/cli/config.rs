@@ -29,7 +29,8 @@ layered! {
         /// Whether tokens may be sent over plain http beyond loopback
         #[arg(skip)]
         pub token_over_http: Option<bool>,
-        /// File with certificates (PEM) of authorities to trust, besides those that this machine trusts
+        /// File with certificates (PEM) of authorities to trust, besides those that this machine
+        /// trusts
         #[arg(long, global = true, value_name = "FILE", value_hint = clap::ValueHint::FilePath, env = "PF_TLS_CA", hide_env_values = true)]
         #[arg(help_heading = EVERYWHERE)]
         pub tls_ca: Option<PathBuf>,

@@ -1,8 +1,8 @@
 //! The bytes of a connection, in layers:
 //!
 //! * [`Timed`] gives up on a client that does not receive its response, which would otherwise hold
-//!   the resources of its request for ever. It counts bytes on the wire: inside TLS a flush may wait
-//!   for the client, too.
+//!   the resources of its request for ever. It counts bytes on the wire: inside TLS a flush may
+//!   wait for the client, too.
 //! * TLS, if the registry has a certificate.
 //! * [`Lines`] checks the line ends of requests, see [`crate::http::head`].
 
