@@ -37,7 +37,6 @@ impl Authority {
     }
 
     /// The same in a file of this name.
-    #[must_use]
     pub fn write(&self, path: PathBuf) -> PathBuf {
         std::fs::write(&path, self.pem()).unwrap();
         path

@@ -196,7 +196,8 @@ async fn a_store_that_takes_fewer_codecs_pulls_raw_frames_also_from_a_registry_t
 async fn a_directory_goes_into_a_local_store_encoded_too() {
     let (store, source) = (memory().await, sample(Dtype::Bf16));
     let directory = Arc::new(Directory::open(source.path(), &Limits::default()).unwrap());
-    let done = push_into_store(&directory, &store, &repository(), tag("t"), Compression::Cold, &Progress::default());
+    let (repository, progress) = (repository(), Progress::default());
+    let done = push_into_store(&directory, &store, &repository, tag("t"), Compression::Cold, &progress);
     let (committed, _) = done.await.unwrap();
     store.verify(&committed.digest, &mut |_| {}).await.unwrap();
     assert_eq!(codecs_in(&store, source.path()).await["bf16-huffman"], 43);

@@ -37,7 +37,7 @@ pub enum TlsError {
         source: std::io::Error,
     },
     /// A file does not have what belongs there.
-    #[error("{} has no {what}: expected PEM, with lines -----BEGIN {marker}-----{}", path.display(), advice(*marker))]
+    #[error("{} has no {what}: expected PEM, with lines -----BEGIN {marker}-----{}", path.display(), advice(marker))]
     Missing {
         /// The file.
         path: PathBuf,

@@ -149,7 +149,7 @@ async fn every_other_token_gets_the_same_401_as_any_bad_token() {
     ];
     let good = ec.token(&of(SUBJECT));
     let (message, signature) = good.rsplit_once('.').expect("parts");
-    let (header, payload) = message.split_once('.').expect("parts");
+    let (header, _) = message.split_once('.').expect("parts");
     let others = ec.token(&of("operator"));
     let other_payload = others.split('.').nth(1).expect("parts");
     let mut tokens = vec![

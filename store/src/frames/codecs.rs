@@ -15,10 +15,11 @@ const PIECE: usize = 256 << 10;
 /// The same frames, each in one of `codecs`: a frame in another codec is decoded, off the async
 /// threads, and passed on raw. Its bytes are not hashed here: the reader verifies them. A malformed
 /// frame ends the stream with an error; a stream that is cut stays cut.
-pub fn in_codecs<E>(frames: BoxStream<'static, Result<Bytes, E>>, codecs: Codecs, limits: &Limits) -> BoxStream<'static, Result<Bytes, E>>
-where
-    E: From<Error> + Send + 'static,
-{
+pub fn in_codecs<E: From<Error> + Send + 'static>(
+    frames: BoxStream<'static, std::result::Result<Bytes, E>>,
+    codecs: Codecs,
+    limits: &Limits,
+) -> BoxStream<'static, std::result::Result<Bytes, E>> {
     if codecs == Codecs::ALL {
         return frames;
     }

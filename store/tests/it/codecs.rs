@@ -89,7 +89,8 @@ async fn frames_of(frames: BoxStream<'static, Result<Bytes>>) -> Vec<(Codec, Vec
 fn parsed(stream: &[u8]) -> Vec<(Codec, Vec<u8>)> {
     let mut parser = Parser::new(Limits::default());
     parser.push(Bytes::copy_from_slice(stream));
-    let (mut found, mut current): (Vec<(Codec, Vec<u8>)>, Option<(Header, Vec<u8>)>) = (Vec::new(), None);
+    let mut found = Vec::new();
+    let mut current: Option<(Header, Vec<u8>)> = None;
     while let Some(event) = parser.next().unwrap() {
         match event {
             Event::Begin(header) => current = Some((header, Vec::new())),

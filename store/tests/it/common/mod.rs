@@ -64,7 +64,7 @@ impl Snapshot {
 }
 
 /// A stream of `bytes` in pieces.
-pub fn pieces(bytes: &[u8], size: usize) -> impl futures::Stream<Item = std::result::Result<Bytes, std::io::Error>> + Send + Unpin {
+pub fn pieces(bytes: &[u8], size: usize) -> impl futures::Stream<Item = std::result::Result<Bytes, std::io::Error>> + Send + Unpin + use<> {
     let pieces: Vec<_> = bytes.chunks(size).map(|c| Ok(Bytes::copy_from_slice(c))).collect();
     futures::stream::iter(pieces)
 }
