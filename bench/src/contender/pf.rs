@@ -1,10 +1,10 @@
 //! `pf` and `pf-registry`, as processes on loopback, as a user runs them.
 
-use super::Contender;
+use super::{Contender, Found, Programs};
 use crate::Result;
 use crate::meter::{Meter, Reported, Step};
-use crate::usage::{Server, peak_memory, run};
-use crate::workload::{Workload, empty_dir, warm_dir};
+use crate::usage::{Server, run};
+use crate::workload::{Workload, dir_bytes, empty_dir, warm_dir};
 use serde::Deserialize;
 use std::ffi::OsStr;
 use std::io::{BufRead as _, BufReader};
@@ -12,11 +12,20 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// The two programs.
-pub struct Pf {
+struct Pf {
     /// The client.
-    pub pf: PathBuf,
+    pf: PathBuf,
     /// The registry.
-    pub registry: PathBuf,
+    registry: PathBuf,
+}
+
+/// Finds both.
+pub fn find(programs: &Programs) -> Found {
+    let Programs { pf, pf_registry: registry, .. } = programs.clone();
+    match [&pf, &registry].into_iter().find(|program| !program.is_file()) {
+        Some(program) => Err(format!("{} is not there: cargo build --release --workspace --bins", program.display())),
+        None => Ok(Box::new(Pf { pf, registry })),
+    }
 }
 
 /// The fields that are read from `--json` of a push or a pull.
@@ -54,16 +63,12 @@ impl Pf {
 }
 
 impl Contender for Pf {
-    fn name(&self) -> &'static str {
-        "pf"
-    }
-
     fn round(&mut self, workload: &Workload, dir: &Path, meter: &mut Meter<'_>) -> Result<()> {
         let data = dir.join("registry");
         let (server, url) = serve(&self.registry, &["--data".as_ref(), data.as_os_str()])?;
         let servers = [server.pid()];
         let raw = workload.base.bytes();
-        let mut step = |step: Step, store: &str, args: &[&OsStr]| {
+        let step = |meter: &mut Meter<'_>, step: Step, store: &str, args: &[&OsStr]| {
             let mut command = self.client(&url, dir, &dir.join(store));
             command.args(args);
             meter.measure(step, raw, dir, &servers, || {
@@ -73,20 +78,20 @@ impl Contender for Pf {
                     bytes_moved: Some(report.moved_bytes),
                     round_trips: Some(report.round_trips),
                     client_memory: Some(ran.peak_memory),
-                    server_memory: peak_memory(servers[0]),
                 })
             })
         };
         let (base, fork) = (workload.base.dir.as_os_str(), workload.fork.dir.as_os_str());
         workload.base.warm()?;
-        step(Step::Push, "unused", &["push".as_ref(), base, "bench/w:base".as_ref()])?;
+        step(meter, Step::Push, "unused", &["push".as_ref(), base, "bench/w:base".as_ref()])?;
+        meter.stored(dir_bytes(&data)?);
         warm_dir(&data)?;
-        step(Step::PullStore, "store", &["pull".as_ref(), "bench/w:base".as_ref()])?;
+        step(meter, Step::PullStore, "store", &["pull".as_ref(), "bench/w:base".as_ref()])?;
         empty_dir(&dir.join("store"))?;
-        step(Step::PullDir, "unused", &["pull".as_ref(), "bench/w:base".as_ref(), dir.join("pulled").as_os_str()])?;
+        step(meter, Step::PullDir, "unused", &["pull".as_ref(), "bench/w:base".as_ref(), dir.join("pulled").as_os_str()])?;
         empty_dir(&dir.join("pulled"))?;
         workload.base.warm()?;
-        step(Step::PushFork, "unused", &["push".as_ref(), fork, "bench/w:fork".as_ref()])?;
-        step(Step::Repush, "unused", &["push".as_ref(), base, "bench/w:base".as_ref()])
+        step(meter, Step::PushFork, "unused", &["push".as_ref(), fork, "bench/w:fork".as_ref()])?;
+        step(meter, Step::Repush, "unused", &["push".as_ref(), base, "bench/w:base".as_ref()])
     }
 }
