@@ -35,6 +35,10 @@ impl Limit {
 }
 
 impl Contender for Limit {
+    fn prepare(&mut self, _: &Workload, _: &Path) -> Result<Option<String>> {
+        Ok(Some(format!("{} connections", self.connections)))
+    }
+
     fn round(&mut self, workload: &Workload, dir: &Path, meter: &mut Meter<'_>) -> Result<()> {
         let (data, direct, raw) = (dir.join("registry"), meter.place == "disk", workload.base.bytes());
         let (server, address) = self.serve(&data, direct)?;
