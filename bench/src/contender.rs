@@ -59,11 +59,13 @@ pub struct Entry {
 }
 
 /// All contenders, in the order of the tables.
-pub const ALL: [Entry; 11] = [
+pub const ALL: [Entry; 13] = [
     Entry { name: "write-only", find: floor::write_only },
     Entry { name: "floor", find: floor::floor },
     Entry { name: "limit", find: limit::find },
-    Entry { name: "pf", find: pf::find },
+    Entry { name: "pf-off", find: pf::off },
+    Entry { name: "pf-hot", find: pf::hot },
+    Entry { name: "pf-cold", find: pf::cold },
     Entry { name: "docker-registry", find: docker::find },
     Entry { name: "restic", find: restic::find },
     Entry { name: "seaweedfs", find: seaweedfs::find },

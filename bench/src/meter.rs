@@ -91,6 +91,11 @@ pub struct Sample {
 }
 
 impl Sample {
+    /// Raw bytes for each that the server keeps.
+    pub fn raw_of_stored(&self) -> Option<f64> {
+        self.stored_bytes.map(|stored| self.raw_bytes as f64 / stored as f64)
+    }
+
     /// Processor seconds for each 10⁹ raw bytes.
     pub fn processor_seconds_per_gb(&self) -> f64 {
         self.processor_seconds * 1e9 / (self.raw_bytes as f64).max(1.0)

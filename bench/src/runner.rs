@@ -8,6 +8,7 @@ use crate::machine::{cores, describe, file_system};
 use crate::meter::Meter;
 use crate::report::{Report, table};
 use crate::workload::{Workload, empty_dir};
+use clap::builder::PossibleValuesParser;
 use std::path::{Path, PathBuf};
 
 /// Full size of the workload; the goals are for it, or for more.
@@ -47,8 +48,9 @@ pub struct Common {
 pub struct Args {
     #[command(flatten)]
     common: Common,
-    /// Only these contenders; an error if one is not installed [default: all that are]
-    #[arg(long, value_delimiter = ',', value_parser = clap::builder::PossibleValuesParser::new(contender::names()))]
+    /// Only these contenders; an error if one is not installed; `pf` stands for all its settings
+    /// [default: all that are]
+    #[arg(long, value_delimiter = ',', value_parser = PossibleValuesParser::new(["pf"].into_iter().chain(contender::names())))]
     only: Vec<String>,
     /// The client [default: beside this program]
     #[arg(long, value_name = "FILE")]
@@ -105,7 +107,8 @@ struct Measured {
 fn measure(args: &Common, programs: &Programs, only: &[String]) -> Result<Report> {
     let (mut contenders, mut missing) = (Vec::new(), Vec::new());
     for Entry { name, find } in ALL {
-        if !only.is_empty() && !only.iter().any(|wanted| wanted == name) {
+        let is_meant = |wanted: &String| wanted == name || (wanted == "pf" && name.starts_with("pf-"));
+        if !only.is_empty() && !only.iter().any(is_meant) {
             continue;
         }
         match find(programs) {

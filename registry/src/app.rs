@@ -6,6 +6,7 @@ use crate::config::Config;
 use crate::domains::Domains;
 use crate::http::permit::wait_for;
 use crate::http::timeout::Pace;
+use crate::jwt::Issuers;
 use crate::problem::ApiError;
 use crate::redirect::Redirects;
 use crate::storage::Opened;
@@ -56,14 +57,14 @@ pub(crate) struct App {
 }
 
 impl App {
-    pub(crate) fn new(opened: Opened, metrics: PrometheusHandle, openapi: String, config: &Config) -> Self {
+    pub(crate) fn new(opened: Opened, metrics: PrometheusHandle, openapi: String, issuers: Option<Arc<Issuers>>, config: &Config) -> Self {
         let Opened { domains, redirects } = opened;
         let limits = Limits::default();
         let scrubs = Arc::clone(&limits.scrubs);
         Self {
             gate: config
                 .require_tokens
-                .then(|| Arc::new(Gate::new(domains.access_tokens(), domains.default_store().options().clock.clone()))),
+                .then(|| Arc::new(Gate::new(domains.access_tokens(), domains.default_store().options().clock.clone(), issuers))),
             open_metrics: config.open_metrics,
             domains: Domains::new(domains, limits, config),
             redirects: redirects.map(Arc::new),

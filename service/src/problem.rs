@@ -50,11 +50,22 @@ impl ApiError {
         self
     }
 
+    /// When to try again, in seconds: the value of `Retry-After`.
+    #[must_use]
+    pub fn retry_after(&self) -> Option<&'static str> {
+        match self.code {
+            ErrorCode::Overloaded => Some("1"),
+            ErrorCode::Unavailable => Some("5"),
+            ErrorCode::StorageFull => Some("60"),
+            _ => None,
+        }
+    }
+
     /// The response as sent.
     #[must_use]
     pub fn into_problem(self, request_id: &str) -> Response {
+        let retry_after = self.retry_after();
         let Self { code, detail, missing, status, .. } = self;
-        let retry_after = retry_after(code);
         let request_id = Some(request_id.to_owned());
         let problem = Problem { status: status.as_u16(), missing, request_id, ..Problem::new(code, detail) };
         let mut response = (status, Json(problem)).into_response();
@@ -95,16 +106,6 @@ pub fn of_response(response: &mut Response, method: &Method, path: &str) -> Opti
         status => ApiError::new(ErrorCode::Internal, "a bug in the server; please report it with the request id")
             .because(format!("a response without a reason: {status}")),
     })
-}
-
-/// When to try again, in seconds.
-fn retry_after(code: ErrorCode) -> Option<&'static str> {
-    match code {
-        ErrorCode::Overloaded => Some("1"),
-        ErrorCode::Unavailable => Some("5"),
-        ErrorCode::StorageFull => Some("60"),
-        _ => None,
-    }
 }
 
 #[cfg(test)]

@@ -1,10 +1,12 @@
-//! `pf` and `pf-registry`, as processes on loopback, as a user runs them.
+//! `pf` and `pf-registry`, as processes on loopback, as a user runs them: once for each setting of
+//! `--compression`.
 
 use super::{Contender, Found, Programs};
 use crate::Result;
 use crate::meter::{Meter, Reported, Step};
 use crate::usage::{Server, run};
-use crate::workload::{Workload, dir_bytes, empty_dir, warm_dir};
+use crate::workload::{Workload, empty_dir, warm_dir};
+use pfr_schema::codec::Compression;
 use serde::Deserialize;
 use std::ffi::OsStr;
 use std::io::{BufRead as _, BufReader};
@@ -17,14 +19,31 @@ struct Pf {
     pf: PathBuf,
     /// The registry.
     registry: PathBuf,
+    /// How the client encodes what it pushes.
+    compression: Compression,
 }
 
-/// Finds both.
-pub fn find(programs: &Programs) -> Found {
+/// With `--compression off`.
+pub fn off(programs: &Programs) -> Found {
+    find(programs, Compression::Off)
+}
+
+/// With `--compression hot`.
+pub fn hot(programs: &Programs) -> Found {
+    find(programs, Compression::Hot)
+}
+
+/// With `--compression cold`.
+pub fn cold(programs: &Programs) -> Found {
+    find(programs, Compression::Cold)
+}
+
+/// Finds both programs.
+fn find(programs: &Programs, compression: Compression) -> Found {
     let Programs { pf, pf_registry: registry, .. } = programs.clone();
     match [&pf, &registry].into_iter().find(|program| !program.is_file()) {
         Some(program) => Err(format!("{} is not there: cargo build --release --workspace --bins", program.display())),
-        None => Ok(Box::new(Pf { pf, registry })),
+        None => Ok(Box::new(Pf { pf, registry, compression })),
     }
 }
 
@@ -34,6 +53,12 @@ struct Report {
     #[serde(rename = "sent_bytes", alias = "received_bytes")]
     moved_bytes: u64,
     round_trips: u64,
+}
+
+/// The field that is read from `stats --json`.
+#[derive(Deserialize)]
+struct Stats {
+    stored_bytes: u64,
 }
 
 /// Starts the registry `program` with `arguments` on a free port. Returns it with its base URL.
@@ -58,6 +83,7 @@ impl Pf {
         let mut command = Command::new(&self.pf);
         command.env("HOME", home).env_remove("XDG_CONFIG_HOME").env_remove("XDG_DATA_HOME").env_remove("PF_TOKEN");
         command.args(["--json", "--quiet", "--registry", url, "--store"]).arg(store);
+        command.env("PF_COMPRESSION", self.compression.name());
         command
     }
 }
@@ -84,7 +110,9 @@ impl Contender for Pf {
         let (base, fork) = (workload.base.dir.as_os_str(), workload.fork.dir.as_os_str());
         workload.base.warm()?;
         step(meter, Step::Push, "unused", &["push".as_ref(), base, "bench/w:base".as_ref()])?;
-        meter.stored(dir_bytes(&data)?);
+        let stats = run(self.client(&url, dir, &dir.join("unused")).arg("stats"))?;
+        let Stats { stored_bytes } = serde_json::from_slice(&stats.stdout)?;
+        meter.stored(stored_bytes);
         warm_dir(&data)?;
         step(meter, Step::PullStore, "store", &["pull".as_ref(), "bench/w:base".as_ref()])?;
         empty_dir(&dir.join("store"))?;

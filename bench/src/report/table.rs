@@ -27,8 +27,8 @@ pub fn render(report: &Report) -> String {
     for (contender, why) in &report.missing {
         line(format!("{contender}: not measured: {why}\n"));
     }
-    line("| place | step | contender | seconds (min–max) | GB/s | CPU-s | CPU-s/GB (min–max) | × limit's CPU | × limit's time | × floor's CPU | × floor's time | × docker-registry's speed | others' CPU-s | bound by | MiB client / server | MB moved | requests |".into());
-    line(format!("|{}", "---|".repeat(17)));
+    line("| place | step | contender | seconds (min–max) | GB/s | CPU-s | CPU-s/GB (min–max) | × limit's CPU | × limit's time | × floor's CPU | × floor's time | × docker-registry's speed | others' CPU-s | bound by | MiB client / server | MB moved | raw / stored | requests |".into());
+    line(format!("|{}", "---|".repeat(18)));
     for row in &report.rows() {
         line(cells(row));
     }
@@ -51,7 +51,7 @@ fn cells(row: &Row<'_>) -> String {
     // Time that a program leaves to others, which does not sync what it acknowledges.
     let sync = if sync > 0.05 { format!(" + {sync:.2} sync") } else { String::new() };
     format!(
-        "| {} | {} | {} | {seconds:.2} ({min:.2}–{max:.2}){sync} | {} | {:.2} | {} | {} | {} | {} | {} | {} | {:.2} | {} | {} / {} | {} | {} |",
+        "| {} | {} | {} | {seconds:.2} ({min:.2}–{max:.2}){sync} | {} | {:.2} | {} | {} | {} | {} | {} | {} | {:.2} | {} | {} / {} | {} | {} | {} |",
         row.place,
         row.step.name(),
         row.contender,
@@ -68,6 +68,7 @@ fn cells(row: &Row<'_>) -> String {
         median(row, |s| s.reported.client_memory, 1 << 20),
         median(row, |s| s.server_memory, 1 << 20),
         median(row, |s| s.reported.bytes_moved, 1_000_000),
+        Spread::of(row.samples.iter().filter_map(|s| s.raw_of_stored())).map_or_else(|| "–".into(), |s| format!("{:.3}", s.median)),
         median(row, |s| s.reported.round_trips, 1),
     )
 }

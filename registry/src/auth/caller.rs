@@ -7,9 +7,10 @@
 //! itself.
 
 use crate::domains::Domain;
+use crate::jwt::Subject;
 use crate::problem::ApiError;
 use pfr_schema::api::RepositoryInfo;
-use pfr_schema::{AccessScope, AccessTokenId, Action, Digest, DomainName, ErrorCode, Kind, RepositoryName};
+use pfr_schema::{AccessScope, Action, Digest, DomainName, ErrorCode, Kind, RepositoryName};
 use pfr_store::{AccessTokenRow, Error, LivePush, Page, PushId};
 use std::collections::HashSet;
 use std::sync::{Arc, OnceLock};
@@ -24,6 +25,16 @@ pub(crate) enum Caller {
     Anyone,
     /// The holder of a valid token.
     Holder(Arc<AccessTokenRow>),
+    /// Who the valid token of an issuer is about.
+    Subject(Arc<Subject>),
+}
+
+/// What a token permits.
+#[derive(Clone, Copy)]
+struct Grant<'a> {
+    /// The only domain in which it does; none for every domain.
+    domain: Option<&'a DomainName>,
+    scopes: &'a [AccessScope],
 }
 
 /// What an action is about.
@@ -40,17 +51,26 @@ pub(crate) enum Target<'a> {
 }
 
 impl Caller {
+    /// What its token permits; none if it needs no token.
+    fn grant(&self) -> Option<Grant<'_>> {
+        match self {
+            Self::Anyone => None,
+            Self::Holder(token) => Some(Grant { domain: token.domain.as_ref(), scopes: &token.scopes }),
+            Self::Subject(subject) => Some(Grant { domain: subject.domain.as_ref(), scopes: &subject.scopes }),
+        }
+    }
+
     /// Permits or refuses an action.
     ///
     /// # Errors
     /// `domain_unknown` and `repository_unknown` for what the caller may not see, whether or not it
     /// exists. `denied` for what it may see.
     pub(super) fn decide(&self, action: Action, domain: &DomainName, target: Target<'_>) -> Result<(), ApiError> {
-        let Self::Holder(token) = self else { return Ok(()) };
+        let Some(token) = self.grant() else { return Ok(()) };
         let denied = || ApiError::new(ErrorCode::Denied, format!("the access token does not permit the action {:?} here", action.name()));
         let is_permitted = match target {
             Target::Registry => token.domain.is_none() && token.scopes.iter().any(|scope| scope.permits_everywhere(action)),
-            _ if !is_for(token, domain) => return Err(Error::DomainUnknown(domain.clone()).into()),
+            _ if token.domain.is_some_and(|own| own != domain) => return Err(Error::DomainUnknown(domain.clone()).into()),
             Target::Domain => token.scopes.iter().any(|scope| scope.permits_everywhere(action)),
             Target::Some => token.scopes.iter().any(|scope| scope.names(action)),
             Target::Repository(repository) => {
@@ -66,7 +86,7 @@ impl Caller {
 
     /// Scopes with the repositories that the caller sees; none if it sees all of the domain.
     fn sees_only(&self) -> Option<Vec<&AccessScope>> {
-        let Self::Holder(token) = self else { return None };
+        let token = self.grant()?;
         let pulls: Vec<&AccessScope> = token.scopes.iter().filter(|scope| scope.names(Action::Pull)).collect();
         if pulls.iter().any(|scope| scope.permits_everywhere(Action::Pull)) { None } else { Some(pulls) }
     }
@@ -74,6 +94,38 @@ impl Caller {
     /// Whether the caller sees every repository of the domain that it was admitted to.
     pub(crate) fn sees_everything(&self) -> bool {
         self.sees_only().is_none()
+    }
+
+    /// Whether the caller sees a repository of the domain that it was admitted to.
+    pub(crate) fn sees(&self, repository: &RepositoryName) -> bool {
+        self.sees_only().is_none_or(|scopes| scopes.iter().any(|scope| scope.permits(Action::Pull, repository)))
+    }
+
+    /// Whether the caller may operate a domain.
+    pub(crate) fn operates(&self, domain: &DomainName) -> bool {
+        self.decide(Action::Admin, domain, Target::Domain).is_ok()
+    }
+
+    /// Whether the caller may operate the registry: its domains and tokens.
+    pub(crate) fn operates_registry(&self) -> bool {
+        self.decide(Action::Admin, &DomainName::default(), Target::Registry).is_ok()
+    }
+
+    /// The label of its token.
+    pub(crate) fn label(&self) -> Option<&str> {
+        match self {
+            Self::Anyone => None,
+            Self::Holder(token) => Some(&token.label),
+        }
+    }
+
+    /// A domain that is not hidden from the caller: the one that its token is for, or the default
+    /// one.
+    pub(crate) fn home(&self) -> DomainName {
+        match self {
+            Self::Anyone => DomainName::default(),
+            Self::Holder(token) => token.domain.clone().unwrap_or_default(),
+        }
     }
 
     /// The repositories of a domain that the caller sees, by name.
@@ -168,10 +220,6 @@ impl Caller {
     }
 }
 
-fn is_for(token: &AccessTokenRow, domain: &DomainName) -> bool {
-    token.domain.as_ref().is_none_or(|only| only == domain)
-}
-
 /// Where the list of repositories goes on, at or behind `after`, such that no repository that a
 /// scope matches is left out. None: behind all of them.
 #[expect(clippy::option_option, reason = "the inner one is a cursor, and none is the beginning of the list")]
@@ -194,18 +242,28 @@ fn before(start: &str) -> String {
     }
 }
 
-/// Whose token a request carries, for its log line: set once it is known.
+/// Whose token a request carries, for its log line and for the page of a refusal: set once it is
+/// known.
 #[derive(Clone, Default)]
-pub(crate) struct CallerId(Arc<OnceLock<AccessTokenId>>);
+pub(crate) struct KnownCaller(Arc<OnceLock<Caller>>);
 
-impl CallerId {
-    pub(super) fn set(&self, id: &AccessTokenId) {
-        self.0.get_or_init(|| id.clone());
+impl KnownCaller {
+    pub(super) fn set(&self, caller: &Caller) {
+        self.0.get_or_init(|| caller.clone());
     }
 
-    /// The public part of the token.
+    /// The public part of the token; of the token of an issuer, its subject and issuer.
     pub(crate) fn id(&self) -> Option<&str> {
-        self.0.get().map(AccessTokenId::as_str)
+        match self.0.get()? {
+            Caller::Anyone => None,
+            Caller::Holder(token) => Some(token.id.as_str()),
+            Caller::Subject(subject) => Some(&subject.name),
+        }
+    }
+
+    /// The caller, as far as it is known.
+    pub(crate) fn caller(&self) -> Caller {
+        self.0.get().cloned().unwrap_or(Caller::Anyone)
     }
 }
 

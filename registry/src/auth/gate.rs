@@ -1,11 +1,12 @@
-//! Which tokens are valid.
+//! Which tokens are valid: those of the registry, and those of issuers ([`crate::jwt`]).
 //!
 //! A push sends thousands of requests. So what the database said about a token is believed for a
 //! few seconds, and a revoked token may be used for that long, except in the process that revoked
 //! it.
 
-use super::caller::{Caller, CallerId};
-use super::credentials;
+use super::caller::{Caller, KnownCaller};
+use super::credentials::{self, Credential};
+use crate::jwt::{Failure, Issuers};
 use crate::problem::ApiError;
 use axum::http::request::Parts;
 use lru::LruCache;
@@ -34,24 +35,45 @@ pub(crate) struct Gate {
     clock: Clock,
     /// By the hash of the complete token.
     known: Mutex<LruCache<Digest, Known>>,
+    /// Those whose tokens are accepted besides our own.
+    issuers: Option<Arc<Issuers>>,
 }
 
 impl Gate {
-    pub(crate) fn new(tokens: AccessTokens, clock: Clock) -> Self {
-        Self { tokens, clock, known: Mutex::new(LruCache::new(TOKENS)) }
+    pub(crate) fn new(tokens: AccessTokens, clock: Clock, issuers: Option<Arc<Issuers>>) -> Self {
+        Self { tokens, clock, known: Mutex::new(LruCache::new(TOKENS)), issuers }
     }
 
     /// The caller of a request.
     ///
     /// # Errors
     /// `unauthorized`, with one message for all reasons. `unavailable` if the database cannot be
-    /// asked: that says nothing about the token.
+    /// asked, or an issuer for its keys: that says nothing about the token.
     pub(super) async fn caller(&self, parts: &Parts) -> Result<Caller, ApiError> {
         let refused = || {
             let detail = "an access token is needed: none was sent, or the one that was sent is unknown, has expired or was revoked";
             ApiError::new(ErrorCode::Unauthorized, detail)
         };
-        let token = credentials::of(&parts.headers).ok_or_else(refused)?;
+        let known_as = |caller: Caller| {
+            if let Some(known) = parts.extensions.get::<KnownCaller>() {
+                known.set(&caller);
+            }
+            caller
+        };
+        let token = match (credentials::of(&parts.headers), &self.issuers) {
+            (Some(Credential::Ours(token)), _) => token,
+            (Some(Credential::Issued(token)), Some(issuers)) => {
+                let subject = issuers.subject(token.expose()).await.map_err(|failure| match failure {
+                    Failure::Refused(reason) => refused().because(reason),
+                    Failure::Unavailable(reason) => {
+                        let detail = "the registry has no keys of the token's issuer; this says nothing about the token, try again";
+                        ApiError::new(ErrorCode::Unavailable, detail).because(reason)
+                    }
+                })?;
+                return Ok(known_as(Caller::Subject(Arc::new(subject))));
+            }
+            _ => return Err(refused()),
+        };
         let hash = token.hash();
         let known = self.known.lock().get(&hash).filter(|known| known.asked.elapsed() < FRESH).map(|known| known.row.clone());
         let row = match known {
@@ -67,10 +89,7 @@ impl Gate {
             }
         };
         let row = row.filter(|row| row.is_valid(self.clock.now())).ok_or_else(refused)?;
-        if let Some(id) = parts.extensions.get::<CallerId>() {
-            id.set(&row.id);
-        }
-        Ok(Caller::Holder(row))
+        Ok(known_as(Caller::Holder(row)))
     }
 
     /// A token was revoked by this process: here it is refused at once.

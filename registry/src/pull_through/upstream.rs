@@ -27,9 +27,15 @@ impl Upstream {
         let token = Secret::from_env("PF_REGISTRY_UPSTREAM_TOKEN");
         // A reader waits for the answer, so an upstream that is down must be recognised soon.
         let connect_timeout = Duration::from_secs(3);
-        let token_over_http = config.token_over_http;
-        let options =
-            RemoteOptions { token, token_over_http, retries: 1, retry_for: Duration::ZERO, connect_timeout, ..RemoteOptions::default() };
+        let options = RemoteOptions {
+            token,
+            token_over_http: config.token_over_http,
+            extra_roots: config.extra_roots(),
+            retries: 1,
+            retry_for: Duration::ZERO,
+            connect_timeout,
+            ..RemoteOptions::default()
+        };
         Ok(Some(Self { remote: Remote::new(&config.upstream, options)?, id: uuid::Uuid::now_v7().to_string() }))
     }
 

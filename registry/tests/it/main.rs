@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
 
 mod access;
+mod codecs;
 mod commands;
 mod common;
 mod conditions;
@@ -10,6 +11,7 @@ mod config;
 mod domains;
 mod gc;
 mod integrity;
+mod jwt;
 mod limits;
 mod logs;
 mod matching;
@@ -22,5 +24,7 @@ mod round_trip;
 mod shutdown;
 mod slow;
 mod tasks;
+mod tls;
 mod tokens;
+mod ui;
 mod wire;

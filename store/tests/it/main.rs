@@ -7,6 +7,7 @@ mod common;
 mod access;
 mod catalogue;
 mod clock;
+mod codecs;
 mod contention;
 mod deferred;
 mod domains;
