@@ -56,7 +56,7 @@ mod tests {
 
     #[test]
     fn commands_are_as_the_protocol_has_them() {
-        let sent = [&set_head("key", 5), &b"value"[..], END, &get("key")].concat();
+        let sent = [set_head("key", 5).as_slice(), b"value", END, &get("key")].concat();
         assert_eq!(sent, b"*3\r\n$3\r\nSET\r\n$3\r\nkey\r\n$5\r\nvalue\r\n*2\r\n$3\r\nGET\r\n$3\r\nkey\r\n");
     }
 
