@@ -5,6 +5,7 @@
 
 use crate::Result;
 use crate::contender::sibling;
+use crate::goals::{self, Fact};
 use crate::machine::describe;
 use crate::workload::{Snapshot, Workload};
 use pfr_schema::codec::{Codec, Decoder, Kernel, TensorEncoder};
@@ -163,11 +164,19 @@ pub fn run(args: &Args) -> Result<()> {
     let machine = describe(&[]);
     println!("{} × {}, {}; one core\n", machine.cores, machine.cpu, machine.kernel);
     println!("| {} blobs, {:.1} MB | encode GB/s | decode GB/s | ratio |\n|---|---|---|---|", pages.len(), bytes as f64 / 1e6);
+    let mut facts = Vec::new();
     for contender in &all {
         let speed = |seconds: fn(&Measured) -> f64| bytes as f64 / contender.pages.iter().map(seconds).sum::<f64>() / 1e9;
         let stored: usize = contender.pages.iter().map(|page| page.stored.len()).sum();
         let (encode, decode, ratio) = (speed(|page| page.encode), speed(|page| page.decode), bytes as f64 / stored as f64);
         println!("| {} | {encode:.3} | {decode:.3} | {ratio:.3} |", contender.name);
+        match contender.name.as_str() {
+            "bf16-bitmaps (AVX-512)" => facts.extend([(Fact::HotEncode, encode), (Fact::HotDecode, decode), (Fact::HotRatio, ratio)]),
+            "bf16-bitmaps (portable)" => facts.push((Fact::HotRatio, ratio)),
+            "bf16-huffman" => facts.push((Fact::ColdRatio, ratio)),
+            _ => {}
+        }
     }
+    println!("\n{}", goals::render(&goals::of_facts(&facts)));
     Ok(())
 }

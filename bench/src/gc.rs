@@ -7,6 +7,7 @@ mod straight;
 mod sweep;
 
 use crate::Result;
+use crate::goals::{self, Fact};
 use crate::machine::{Machine, describe};
 use crate::report::{Spread, json};
 use serde::Serialize;
@@ -65,6 +66,7 @@ pub fn run(args: &Args) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let stores = runtime.block_on(sweep::run(&disk, args))?;
     print_sweeps(&stores);
+    println!("{}", goals::render(&goals::of_facts(&swept(&stores))));
     write(args, &machine, &stores, &[])?;
     if args.beside_live > 0 {
         let beside = runtime.block_on(beside::run(&disk, args))?;
@@ -79,6 +81,13 @@ fn write(args: &Args, machine: &Machine, stores: &[sweep::Store], beside: &[besi
     let (date, garbage, batch) = (args.date.as_deref(), args.garbage, args.batch);
     let stores = stores.iter().map(sweep::Store::case).collect();
     json::write(path, &Report { date, machine, garbage, batch, stores, beside })
+}
+
+/// Objects a second in the slowest store.
+fn swept(stores: &[sweep::Store]) -> Vec<(Fact, f64)> {
+    let of = |store: &sweep::Store| Spread::of(store.rounds.iter().map(|round| round.swept as f64 / round.sweep_seconds));
+    let slowest = stores.iter().filter_map(of).map(|spread| spread.median).reduce(f64::min);
+    slowest.map(|rate| (Fact::Swept, rate)).into_iter().collect()
 }
 
 fn print_sweeps(stores: &[sweep::Store]) {

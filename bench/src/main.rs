@@ -1,8 +1,9 @@
-//! `pf-bench`: measures `pf` against the floor of the machine and against peers, in alternation, in
-//! one run.
+//! `pf-bench`: measures `pf` against the floor of the machine, the limit and peers, in alternation,
+//! in one run.
 //!
 //! ```text
-//! run       push and pull of a workload: floor, pf, docker-registry       runner ─▶ contender/* ─▶ report/*
+//! run       push and pull of a workload by pf and its peers, graded       runner ─▶ contender/* ─▶ report/*, goals
+//! limit     the smallest pair of programs that does it, beside the floor  runner ─▶ limit/*
 //! store     the store alone, in this process: look-ups, inserts, ingest   micro
 //! requests  requests whose time must not grow with the store              micro/requests
 //! codecs    encode, decode and ratio of the tensor codecs                 codecs
@@ -20,10 +21,13 @@ mod codecs;
 mod contender;
 mod floor;
 mod gc;
+mod goals;
+mod limit;
 mod machine;
 mod made;
 mod meter;
 mod micro;
+mod pack;
 mod replicas;
 mod report;
 mod runner;
@@ -48,8 +52,13 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Push and pull of a workload, every contender in turn
+    /// Push and pull of a workload, every contender in turn, graded by the goals
     Run(runner::Args),
+    /// The smallest pair of programs that moves the same bytes over a socket, beside the floor
+    Limit(runner::Common),
+    /// One side of the limit, as its contender starts it
+    #[command(hide = true)]
+    LimitSide(limit::Args),
     /// The store alone, in this process
     Store(micro::Args),
     /// Statistics, matches and ancestors in large stores
@@ -72,6 +81,8 @@ enum Command {
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Run(args) => runner::run(&args),
+        Command::Limit(args) => runner::limit(&args),
+        Command::LimitSide(args) => limit::run(&args),
         Command::Store(args) => micro::run(&args),
         Command::Requests(args) => micro::requests::run(&args),
         Command::Codecs(args) => codecs::run(&args),

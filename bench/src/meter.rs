@@ -2,7 +2,7 @@
 //! programs report themselves.
 
 use crate::Result;
-use crate::usage::processor;
+use crate::usage::{Watch, peak_memory};
 use serde::Serialize;
 use std::path::Path;
 use std::time::Instant;
@@ -21,11 +21,20 @@ pub enum Step {
     PullStore,
     /// Pull it into an empty directory.
     PullDir,
+    /// Read it into memory that is used again.
+    Get,
+    /// The same, and compare each blob with its digest.
+    GetVerified,
 }
 
 impl Step {
     /// All steps, in the order of the tables.
-    pub const ALL: [Self; 5] = [Self::Push, Self::PullStore, Self::PullDir, Self::PushFork, Self::Repush];
+    pub const ALL: [Self; 7] = [Self::Push, Self::PullStore, Self::PullDir, Self::Get, Self::GetVerified, Self::PushFork, Self::Repush];
+
+    /// Whether it moves every byte of the workload.
+    pub fn moves_everything(self) -> bool {
+        !matches!(self, Self::PushFork | Self::Repush)
+    }
 
     /// Name in tables.
     pub fn name(self) -> &'static str {
@@ -35,6 +44,8 @@ impl Step {
             Self::PushFork => "push, 1 % new",
             Self::PullStore => "pull into a store",
             Self::PullDir => "pull into a directory",
+            Self::Get => "get into memory",
+            Self::GetVerified => "get into memory, verified",
         }
     }
 }
@@ -44,14 +55,10 @@ impl Step {
 pub struct Reported {
     /// Bytes of frames or bodies moved over HTTP.
     pub bytes_moved: Option<u64>,
-    /// Bytes in which the registry then holds the snapshot.
-    pub stored_bytes: Option<u64>,
     /// HTTP requests.
     pub round_trips: Option<u64>,
     /// Peak memory of the client process, bytes.
     pub client_memory: Option<u64>,
-    /// Peak memory of the server process since its start, bytes.
-    pub server_memory: Option<u64>,
 }
 
 /// One measurement.
@@ -75,8 +82,24 @@ pub struct Sample {
     pub processor_seconds: f64,
     /// Processor time of everything else on the machine.
     pub others_seconds: f64,
+    /// Peak memory of the servers since their start, bytes.
+    pub server_memory: Option<u64>,
+    /// Bytes that the server keeps after the step.
+    pub stored_bytes: Option<u64>,
     /// Numbers that the programs report themselves.
     pub reported: Reported,
+}
+
+impl Sample {
+    /// Raw bytes for each that the server keeps.
+    pub fn raw_of_stored(&self) -> Option<f64> {
+        self.stored_bytes.map(|stored| self.raw_bytes as f64 / stored as f64)
+    }
+
+    /// Processor seconds for each 10⁹ raw bytes.
+    pub fn processor_seconds_per_gb(&self) -> f64 {
+        self.processor_seconds * 1e9 / (self.raw_bytes as f64).max(1.0)
+    }
 }
 
 /// Takes measurements of one contender in one round.
@@ -92,13 +115,6 @@ pub struct Meter<'a> {
 }
 
 impl Meter<'_> {
-    /// Adds what the last step led to.
-    pub fn stored(&mut self, bytes: u64) {
-        if let Some(sample) = self.samples.last_mut() {
-            sample.reported.stored_bytes = Some(bytes);
-        }
-    }
-
     /// Measures `work`. Syncs the file system first, so that the step does not wait for writes of
     /// an earlier one.
     pub fn measure(
@@ -110,15 +126,14 @@ impl Meter<'_> {
         work: impl FnOnce() -> Result<Reported>,
     ) -> Result<()> {
         settle(dir)?;
-        let (before, start) = (processor(servers), Instant::now());
+        let (watch, start) = (Watch::start(servers), Instant::now());
         let reported = work().map_err(|e| format!("{} on {}, {}: {e}", self.contender, self.place, step.name()))?;
         let seconds = start.elapsed().as_secs_f64();
-        let after = processor(servers);
+        let used = watch.stop();
         let start = Instant::now();
         settle(dir)?;
         let sync_seconds = start.elapsed().as_secs_f64();
-        let (ours, all) = (after.ours - before.ours, after.all - before.all);
-        eprintln!("round {} {:5} {:16} {:21} {seconds:7.2} s", self.round, self.place, self.contender, step.name());
+        eprintln!("round {} {:5} {:16} {:25} {seconds:7.2} s {:7.2} CPU-s", self.round, self.place, self.contender, step.name(), used.ours);
         self.samples.push(Sample {
             place: self.place.to_owned(),
             contender: self.contender,
@@ -127,11 +142,20 @@ impl Meter<'_> {
             raw_bytes,
             seconds,
             sync_seconds,
-            processor_seconds: ours,
-            others_seconds: (all - ours).max(0.0),
+            processor_seconds: used.ours,
+            others_seconds: (used.all - used.ours).max(0.0),
+            server_memory: servers.iter().filter_map(|pid| peak_memory(*pid)).reduce(|sum, own| sum + own),
+            stored_bytes: None,
             reported,
         });
         Ok(())
+    }
+
+    /// Notes how many bytes the server keeps after the last step.
+    pub fn stored(&mut self, bytes: u64) {
+        if let Some(sample) = self.samples.last_mut() {
+            sample.stored_bytes = Some(bytes);
+        }
     }
 }
 

@@ -8,6 +8,7 @@ mod metadata;
 pub mod requests;
 
 use crate::Result;
+use crate::goals::{self, Fact};
 use crate::machine::describe;
 use std::path::PathBuf;
 use std::time::Instant;
@@ -46,18 +47,23 @@ pub fn run(args: &Args) -> Result<()> {
     println!("| what | median | min–max |\n|---|---|---|");
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
-        metadata::run(&disk, args.objects, args.rounds).await?;
+        let missing = metadata::run(&disk, args.objects, args.rounds).await?;
         bytes::run(&args.tmpfs, args.pages, args.rounds).await?;
         commits::run(&disk, args.fork_pages, args.rounds).await?;
-        merging::run(&disk, args.small_pushes).await
+        merging::run(&disk, args.small_pushes).await?;
+        // The goal is for this size.
+        if args.objects >= 1_000_000 {
+            println!("\n{}", goals::render(&goals::of_facts(&[(Fact::Missing, missing)])));
+        }
+        Ok(())
     })
 }
 
-/// Prints a line of the table.
-fn line(what: &str, values: &[f64], unit: &str) {
-    if let Some(spread) = crate::report::Spread::of(values.iter().copied()) {
-        println!("| {what} | {} {unit} | {}–{} |", short(spread.median), short(spread.min), short(spread.max));
-    }
+/// Prints a line of the table. Returns the median.
+fn line(what: &str, values: &[f64], unit: &str) -> f64 {
+    let spread = crate::report::Spread::of(values.iter().copied()).unwrap_or_default();
+    println!("| {what} | {} {unit} | {}–{} |", short(spread.median), short(spread.min), short(spread.max));
+    spread.median
 }
 
 fn short(value: f64) -> String {

@@ -3,9 +3,9 @@
 pub mod json;
 pub mod table;
 
-use crate::Result;
 use crate::machine::Machine;
 use crate::meter::{Sample, Step};
+use crate::{Result, contender, goals};
 use serde::Serialize;
 use std::path::Path;
 
@@ -21,6 +21,10 @@ pub struct Report {
     pub rounds: usize,
     /// Remarks for the reader.
     pub notes: Vec<String>,
+    /// Contenders that could not run, and why.
+    pub missing: Vec<(&'static str, String)>,
+    /// Raw bytes that only the fork of the workload has.
+    pub new_bytes: u64,
     /// Everything measured.
     pub samples: Vec<Sample>,
 }
@@ -72,10 +76,17 @@ pub struct Row<'a> {
     /// Processor time relative to that of the contender `floor` in the same round. Other processes
     /// on the machine change it less than wall time.
     pub processor_of_floor: Option<Spread>,
+    /// Wall time relative to that of the contender `limit` in the same round.
+    pub of_limit: Option<Spread>,
+    /// Processor time relative to that of the contender `limit` in the same round.
+    pub processor_of_limit: Option<Spread>,
     /// Speed relative to that of `docker-registry` in the same round.
     pub of_docker: Option<Spread>,
+    /// Processor seconds for each 10⁹ raw bytes, of client and servers; none if the step does not
+    /// move all bytes.
+    pub processor_per_gb: Option<Spread>,
     /// The resource that the step waits for.
-    pub limit: &'static str,
+    pub bound_by: &'static str,
 }
 
 /// A row in a file of results.
@@ -90,17 +101,20 @@ struct Case<'a> {
     sync_seconds: Option<Spread>,
     /// Processor time of client and server.
     cpu_seconds: Option<Spread>,
+    cpu_seconds_per_gb: Option<Spread>,
     /// Processor time of everything else on the machine.
     others_cpu_seconds: Option<Spread>,
     of_floor: Option<Spread>,
     cpu_of_floor: Option<Spread>,
+    of_limit: Option<Spread>,
+    cpu_of_limit: Option<Spread>,
     of_docker_registry: Option<Spread>,
-    limit: &'static str,
+    bound_by: &'static str,
     bytes_moved: Option<f64>,
-    stored_bytes: Option<f64>,
     round_trips: Option<f64>,
     client_memory: Option<f64>,
     server_memory: Option<f64>,
+    stored_bytes: Option<f64>,
 }
 
 impl Row<'_> {
@@ -117,16 +131,19 @@ impl Row<'_> {
             seconds: self.seconds,
             sync_seconds: spread(|s| s.sync_seconds),
             cpu_seconds: spread(|s| s.processor_seconds),
+            cpu_seconds_per_gb: self.processor_per_gb,
             others_cpu_seconds: spread(|s| s.others_seconds),
             of_floor: self.of_floor,
             cpu_of_floor: self.processor_of_floor,
+            of_limit: self.of_limit,
+            cpu_of_limit: self.processor_of_limit,
             of_docker_registry: self.of_docker,
-            limit: self.limit,
+            bound_by: self.bound_by,
             bytes_moved: median(|s| s.reported.bytes_moved),
-            stored_bytes: median(|s| s.reported.stored_bytes),
             round_trips: median(|s| s.reported.round_trips),
             client_memory: median(|s| s.reported.client_memory),
-            server_memory: median(|s| s.reported.server_memory),
+            server_memory: median(|s| s.server_memory),
+            stored_bytes: median(|s| s.stored_bytes),
         }
     }
 }
@@ -137,8 +154,10 @@ impl Report {
         let rows = self.rows();
         let cases: Vec<Case<'_>> = rows.iter().map(Row::case).collect();
         let Self { date, machine, pages, rounds, notes, .. } = self;
+        let missing: Vec<_> = self.missing.iter().map(|(name, why)| serde_json::json!({"contender": name, "why": why})).collect();
         let result = serde_json::json!({
-            "date": date, "machine": machine, "pages": pages, "rounds": rounds, "notes": notes, "cases": cases,
+            "date": date, "machine": machine, "pages": pages, "rounds": rounds, "notes": notes, "missing": missing,
+            "cases": cases, "goals": goals::of_run(self),
         });
         json::write(path, &result)
     }
@@ -159,7 +178,7 @@ impl Report {
         let mut rows = Vec::new();
         for place in self.places() {
             for step in Step::ALL {
-                for contender in ["write-only", "floor", "pf-off", "pf-hot", "pf-cold", "docker-registry"] {
+                for contender in contender::names() {
                     rows.extend(self.row(place, step, contender));
                 }
             }
@@ -170,31 +189,47 @@ impl Report {
     fn row<'a>(&'a self, place: &'a str, step: Step, contender: &'static str) -> Option<Row<'a>> {
         let samples = self.of(place, contender, step);
         let seconds = Spread::of(samples.iter().map(|s| s.seconds))?;
-        let floor = self.of(place, "floor", if step == Step::PullDir { Step::PullStore } else { step });
+        // A pull into a directory is held against one into packs, where there is no other.
+        let into_packs = if step == Step::PullDir { Step::PullStore } else { step };
+        let floor = self.of(place, "floor", into_packs);
+        let limit = self.of(place, "limit", into_packs);
         let docker = self.of(place, "docker-registry", if step == Step::PullStore { Step::PullDir } else { step });
         let rounds = |others: &[&Sample], ratio: fn(&Sample, &Sample) -> f64| {
             let pair = |s: &&Sample| others.iter().find(|o| o.round == s.round).map(|o| ratio(s, o));
             Spread::of(samples.iter().filter_map(pair))
         };
-        let of_floor = rounds(&floor, |own, floor| own.seconds / floor.seconds);
-        let processor_of_floor = rounds(&floor, |own, floor| own.processor_seconds / floor.processor_seconds.max(0.01));
-        let of_docker = rounds(&docker, |own, docker| docker.seconds / own.seconds);
-        let limit = self.limit(place, step, &samples);
-        Some(Row { place, contender, step, samples, seconds, of_floor, processor_of_floor, of_docker, limit })
+        let time = |own: &Sample, other: &Sample| own.seconds / other.seconds;
+        let processor = |own: &Sample, other: &Sample| own.processor_seconds / other.processor_seconds.max(0.01);
+        let per_gb = samples.iter().map(|s| s.processor_seconds_per_gb());
+        Some(Row {
+            place,
+            contender,
+            step,
+            seconds,
+            of_floor: rounds(&floor, time),
+            processor_of_floor: rounds(&floor, processor),
+            of_limit: rounds(&limit, time),
+            processor_of_limit: rounds(&limit, processor),
+            of_docker: rounds(&docker, |own, docker| docker.seconds / own.seconds),
+            processor_per_gb: Spread::of(per_gb).filter(|_| step.moves_everything()),
+            bound_by: self.bound_by(place, step, &samples),
+            samples,
+        })
     }
 
-    fn of(&self, place: &str, contender: &str, step: Step) -> Vec<&Sample> {
+    /// The samples of one step of a contender in a place.
+    pub fn of(&self, place: &str, contender: &str, step: Step) -> Vec<&Sample> {
         self.samples.iter().filter(|s| s.place == place && s.contender == contender && s.step == step).collect()
     }
 
     /// The resource that limited the step: processors (nearly all were in use), the disk (writing
     /// alone takes nearly as long), or neither.
-    fn limit(&self, place: &str, step: Step, samples: &[&Sample]) -> &'static str {
+    fn bound_by(&self, place: &str, step: Step, samples: &[&Sample]) -> &'static str {
         let median = |f: fn(&Sample) -> f64| Spread::of(samples.iter().map(|s| f(s))).map_or(0.0, |s| s.median);
         let (wall, own, others) = (median(|s| s.seconds), median(|s| s.processor_seconds), median(|s| s.others_seconds));
         let alone = Spread::of(self.of(place, "write-only", Step::Push).iter().map(|s| s.seconds)).map(|s| s.median);
         let all = wall * self.machine.cores as f64;
-        let everything = matches!(step, Step::Push | Step::PullStore | Step::PullDir);
+        let everything = step.moves_everything();
         if own > 0.8 * all {
             "CPU"
         } else if own + others > 0.85 * all {

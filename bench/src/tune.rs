@@ -1,8 +1,9 @@
 //! Tries variants of the floor, so that results are compared with the fastest one.
 
 use crate::Result;
-use crate::floor::{Piece, Plan, copy};
+use crate::floor::{Plan, copy};
 use crate::machine::cores;
+use crate::pack::Piece;
 use crate::workload::Workload;
 use std::path::PathBuf;
 use std::time::Instant;

@@ -1,12 +1,21 @@
 //! What processes use, read from `/proc`: processor time, peak memory, and how busy the whole
-//! machine was.
+//! machine was. Servers count with all processes that they started.
 
 use crate::Result;
+use std::collections::HashSet;
 use std::io::Read as _;
-use std::path::Path;
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+/// Longest time until a server accepts connections.
+const START: Duration = Duration::from_secs(60);
+/// Longest time that a server may take to end by itself.
+const END: Duration = Duration::from_secs(20);
+/// Longest time that a client command may take.
+const LONGEST: Duration = Duration::from_secs(3600);
 
 /// Processor seconds: of this process with its children that have ended, of `servers`, and of the
 /// whole machine.
@@ -18,29 +27,101 @@ pub struct Processor {
     pub all: f64,
 }
 
-/// Reads the counters.
-pub fn processor(servers: &[u32]) -> Processor {
-    let ticks = rustix::param::clock_ticks_per_second() as f64;
-    let of = |path: String, fields: &[usize]| -> f64 {
-        let text = std::fs::read_to_string(path).unwrap_or_default();
-        // The name, in parentheses, may hold blanks: count from what follows it.
-        let words: Vec<&str> = text.rsplit_once(") ").map(|(_, rest)| rest.split(' ').collect()).unwrap_or_default();
-        fields.iter().filter_map(|field| words.get(field - 3)?.parse::<f64>().ok()).sum::<f64>() / ticks
-    };
-    let ours =
-        of("/proc/self/stat".into(), &[14, 15, 16, 17]) + servers.iter().map(|pid| of(format!("/proc/{pid}/stat"), &[14, 15])).sum::<f64>();
+/// Counts processor time. Its own work is left out: it reads a few hundred files.
+pub struct Watch<'a> {
+    servers: &'a [u32],
+    theirs: f64,
+    own: f64,
+    all: f64,
+}
+
+impl<'a> Watch<'a> {
+    /// Counts from now on.
+    pub fn start(servers: &'a [u32]) -> Self {
+        let theirs = of_trees(servers);
+        Self { servers, theirs, all: of_all(), own: of_self() }
+    }
+
+    /// What was used since.
+    pub fn stop(self) -> Processor {
+        let (own, all) = (of_self() - self.own, of_all() - self.all);
+        Processor { ours: own + of_trees(self.servers) - self.theirs, all }
+    }
+}
+
+fn seconds(ticks: u64) -> f64 {
+    ticks as f64 / rustix::param::clock_ticks_per_second() as f64
+}
+
+fn of_self() -> f64 {
+    Process::read(Path::new("/proc/self")).map_or(0.0, |process| seconds(process.ticks))
+}
+
+fn of_all() -> f64 {
     let stat = std::fs::read_to_string("/proc/stat").unwrap_or_default();
-    let cpu: Vec<f64> = stat.lines().next().unwrap_or_default().split_whitespace().skip(1).filter_map(|w| w.parse().ok()).collect();
+    let cpu: Vec<u64> = stat.lines().next().unwrap_or_default().split_whitespace().skip(1).filter_map(|w| w.parse().ok()).collect();
     // user, nice, system, and after idle and iowait: irq, softirq, steal.
-    let all = [0, 1, 2, 5, 6, 7].iter().filter_map(|i| cpu.get(*i)).sum::<f64>() / ticks;
-    Processor { ours, all }
+    seconds([0, 1, 2, 5, 6, 7].iter().filter_map(|i| cpu.get(*i)).sum())
+}
+
+fn of_trees(roots: &[u32]) -> f64 {
+    seconds(trees(roots).iter().map(|process| process.ticks).sum())
+}
+
+/// A line of `/proc/PID/stat`.
+struct Process {
+    pid: u32,
+    parent: u32,
+    /// Processor time of the process and of its children that have ended.
+    ticks: u64,
+}
+
+impl Process {
+    fn read(dir: &Path) -> Option<Self> {
+        let text = std::fs::read_to_string(dir.join("stat")).ok()?;
+        // The name, in parentheses, may hold blanks: count from what follows it.
+        let (head, rest) = text.rsplit_once(") ")?;
+        let fields: Vec<&str> = rest.split(' ').collect();
+        let number = |field: usize| fields.get(field - 3)?.parse::<u64>().ok();
+        Some(Self {
+            pid: head.split(' ').next()?.parse().ok()?,
+            parent: u32::try_from(number(4)?).ok()?,
+            ticks: number(14)? + number(15)? + number(16)? + number(17)?,
+        })
+    }
+}
+
+/// These processes, and all that they have started.
+fn trees(roots: &[u32]) -> Vec<Process> {
+    if roots.is_empty() {
+        return Vec::new();
+    }
+    let is_process = |path: &PathBuf| path.file_name().is_some_and(|name| name.as_encoded_bytes()[0].is_ascii_digit());
+    let dirs = std::fs::read_dir("/proc").into_iter().flatten().flatten().map(|entry| entry.path()).filter(is_process);
+    let mut all: Vec<Process> = dirs.filter_map(|dir| Process::read(&dir)).collect();
+    let mut found: HashSet<u32> = roots.iter().copied().collect();
+    // A child may have a smaller number than its parent, once numbers start again.
+    loop {
+        let before = found.len();
+        found.extend(all.iter().filter(|process| found.contains(&process.parent)).map(|process| process.pid).collect::<Vec<_>>());
+        if found.len() == before {
+            break;
+        }
+    }
+    all.retain(|process| found.contains(&process.pid));
+    all
 }
 
 /// Peak resident memory of a running process, bytes.
-pub fn peak_memory(pid: u32) -> Option<u64> {
+fn peak_memory_of(pid: u32) -> Option<u64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
     line.trim().trim_end_matches(" kB").parse::<u64>().ok().map(|kib| kib << 10)
+}
+
+/// Peak resident memory of a running process and of all that it started, bytes.
+pub fn peak_memory(pid: u32) -> Option<u64> {
+    trees(&[pid]).iter().filter_map(|process| peak_memory_of(process.pid)).reduce(|sum, own| sum + own)
 }
 
 /// The output of a client command, and its peak memory.
@@ -51,16 +132,20 @@ pub struct Ran {
     pub peak_memory: u64,
 }
 
-/// Runs a command to its end and reads its memory every few milliseconds.
+/// Runs a command to its end and reads its memory every few milliseconds. Kills it after an hour.
 pub fn run(command: &mut Command) -> Result<Ran> {
     let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
-    let (pid, ended) = (child.id(), AtomicBool::new(false));
+    let (pid, ended, start) = (child.id(), AtomicBool::new(false), Instant::now());
+    let process = rustix::process::Pid::from_child(&child);
     let mut stderr = child.stderr.take().ok_or("no stderr")?;
     let (output, peak, words) = std::thread::scope(|scope| {
         let watch = scope.spawn(|| {
             let mut peak = 0;
             while !ended.load(Ordering::Relaxed) {
-                peak = peak_memory(pid).unwrap_or(0).max(peak);
+                peak = peak_memory_of(pid).unwrap_or(0).max(peak);
+                if start.elapsed() > LONGEST {
+                    let _ = rustix::process::kill_process(process, rustix::process::Signal::KILL);
+                }
                 std::thread::park_timeout(Duration::from_millis(5));
             }
             peak
@@ -82,6 +167,13 @@ pub fn run(command: &mut Command) -> Result<Ran> {
     Ok(Ran { stdout: output.stdout, peak_memory: peak })
 }
 
+/// A program on the `PATH`, or where Debian has servers.
+pub fn find(names: &[&str]) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let dirs = std::env::split_paths(&path).chain(["/usr/sbin", "/sbin"].map(PathBuf::from));
+    dirs.flat_map(|dir| names.iter().map(move |name| dir.join(name))).find(|path| path.is_file())
+}
+
 /// A server process, which is ended when this is dropped.
 pub struct Server(Child);
 
@@ -91,16 +183,83 @@ impl Server {
         Self(child)
     }
 
+    /// Starts a server that writes its output to the file `log`, and waits until it accepts
+    /// connections on a port of loopback.
+    pub fn start(command: &mut Command, port: u16, log: &Path) -> Result<Self> {
+        let name = Path::new(command.get_program()).file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let output = std::fs::File::create(log)?;
+        let child = command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output).spawn();
+        let mut server = Self(child.map_err(|e| format!("{name}: {e}"))?);
+        let deadline = Instant::now() + START;
+        loop {
+            let answers = TcpStream::connect(("127.0.0.1", port)).is_ok();
+            // Another process may have taken the port.
+            if server.0.try_wait()?.is_some() || (!answers && Instant::now() > deadline) {
+                return Err(format!("{name} did not start: {}", tail(log)).into());
+            }
+            if answers {
+                return Ok(server);
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
     /// Its process id.
     pub fn pid(&self) -> u32 {
         self.0.id()
     }
 }
 
+/// The end of a log.
+pub fn tail(log: &Path) -> String {
+    let text = std::fs::read(log).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text[text.len().saturating_sub(2000)..]).into_owned();
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(5)..].join("\n")
+}
+
 impl Drop for Server {
     fn drop(&mut self) {
         let pid = rustix::process::Pid::from_child(&self.0);
-        let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
-        drop(self.0.wait());
+        let deadline = Instant::now() + END;
+        let mut signal = Some(rustix::process::Signal::TERM);
+        while let Ok(None) = self.0.try_wait() {
+            if let Some(signal) = signal.take() {
+                let _ = rustix::process::kill_process(pid, signal);
+            }
+            if Instant::now() > deadline {
+                drop(self.0.kill());
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processor_time_of_a_server_and_of_its_children_is_counted() {
+        // The shell starts another one, which computes, and waits for it.
+        let script = "sh -c 'i=0; while [ $i -lt 400000 ]; do i=$((i+1)); done; echo done; read x' ; true";
+        let mut child = Command::new("sh").args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let servers = [child.id()];
+        let watch = Watch::start(&servers);
+        let mut line = [0; 5];
+        child.stdout.take().unwrap().read_exact(&mut line).unwrap();
+        let used = watch.stop();
+        assert!(used.ours >= 0.02, "{used:?}");
+        assert!(peak_memory(servers[0]).unwrap() > peak_memory_of(servers[0]).unwrap());
+        drop(child.stdin.take());
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn a_server_that_ends_at_once_is_an_error_with_its_words() {
+        let dir = tempfile::tempdir().unwrap();
+        let started = Server::start(Command::new("sh").args(["-c", "echo no room >&2; exit 1"]), 1, &dir.path().join("log"));
+        let error = started.err().unwrap().to_string();
+        assert_eq!(error, "sh did not start: no room");
     }
 }

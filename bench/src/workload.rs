@@ -3,6 +3,7 @@
 
 use crate::Result;
 use serde::Deserialize;
+use std::collections::HashSet;
 use std::fs::File;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
@@ -62,7 +63,7 @@ impl Snapshot {
     pub fn read(dir: PathBuf) -> Result<Self> {
         let manifest: Manifest = serde_json::from_slice(&std::fs::read(dir.join("page_manifest.json"))?)?;
         let mut blobs = Vec::with_capacity(2 * manifest.pages.len());
-        let mut seen = std::collections::HashSet::new();
+        let mut seen = HashSet::new();
         for name in manifest.pages.iter().flat_map(|page| [&page.k, &page.v]) {
             let hex = name.strip_prefix("sha256:").ok_or("a digest that is not sha256")?;
             let mut digest = [0; 32];
@@ -126,6 +127,12 @@ impl Workload {
         Ok(Self { pages, base: Snapshot::read(base)?, fork: Snapshot::read(fork)? })
     }
 
+    /// Raw bytes of the blobs that only the fork has.
+    pub fn new_bytes(&self) -> u64 {
+        let old: HashSet<[u8; 32]> = self.base.blobs.iter().map(|blob| blob.digest).collect();
+        self.fork.blobs.iter().filter(|blob| !old.contains(&blob.digest)).map(|blob| blob.len as u64).sum()
+    }
+
     /// Copies the workload to another directory, for a place that should read from its own file
     /// system.
     pub fn copy_to(&self, dir: &Path) -> Result<Self> {
@@ -148,6 +155,17 @@ fn cache_dir() -> Result<PathBuf> {
 pub fn warm_dir(dir: &Path) -> Result<()> {
     let mut buffer = vec![0; 1 << 20];
     each_file(dir, &mut |path| read_through(path, &mut buffer))
+}
+
+/// Bytes of all files below `dir`.
+pub fn dir_bytes(dir: &Path) -> Result<u64> {
+    let mut bytes = 0;
+    each_file(dir, &mut |path| {
+        // A server may delete a temporary file meanwhile.
+        bytes += path.metadata().map_or(0, |metadata| metadata.len());
+        Ok(())
+    })?;
+    Ok(bytes)
 }
 
 /// Empties every file below `dir` and leaves the files: their space is free again. Removing

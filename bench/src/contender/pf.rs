@@ -1,10 +1,10 @@
 //! `pf` and `pf-registry`, as processes on loopback, as a user runs them: once for each setting of
 //! `--compression`.
 
-use super::Contender;
+use super::{Contender, Found, Programs};
 use crate::Result;
 use crate::meter::{Meter, Reported, Step};
-use crate::usage::{Server, peak_memory, run};
+use crate::usage::{Server, run};
 use crate::workload::{Workload, empty_dir, warm_dir};
 use pfr_schema::codec::Compression;
 use serde::Deserialize;
@@ -14,21 +14,36 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// The two programs.
-pub struct Pf {
+struct Pf {
     /// The client.
-    pub pf: PathBuf,
+    pf: PathBuf,
     /// The registry.
-    pub registry: PathBuf,
+    registry: PathBuf,
     /// How the client encodes what it pushes.
-    pub compression: Compression,
+    compression: Compression,
 }
 
-/// The name of a contender.
-pub const fn name(compression: Compression) -> &'static str {
-    match compression {
-        Compression::Hot => "pf-hot",
-        Compression::Cold => "pf-cold",
-        Compression::Off => "pf-off",
+/// With `--compression off`.
+pub fn off(programs: &Programs) -> Found {
+    find(programs, Compression::Off)
+}
+
+/// With `--compression hot`.
+pub fn hot(programs: &Programs) -> Found {
+    find(programs, Compression::Hot)
+}
+
+/// With `--compression cold`.
+pub fn cold(programs: &Programs) -> Found {
+    find(programs, Compression::Cold)
+}
+
+/// Finds both programs.
+fn find(programs: &Programs, compression: Compression) -> Found {
+    let Programs { pf, pf_registry: registry, .. } = programs.clone();
+    match [&pf, &registry].into_iter().find(|program| !program.is_file()) {
+        Some(program) => Err(format!("{} is not there: cargo build --release --workspace --bins", program.display())),
+        None => Ok(Box::new(Pf { pf, registry, compression })),
     }
 }
 
@@ -74,10 +89,6 @@ impl Pf {
 }
 
 impl Contender for Pf {
-    fn name(&self) -> &'static str {
-        name(self.compression)
-    }
-
     fn round(&mut self, workload: &Workload, dir: &Path, meter: &mut Meter<'_>) -> Result<()> {
         let data = dir.join("registry");
         let (server, url) = serve(&self.registry, &["--data".as_ref(), data.as_os_str()])?;
@@ -90,11 +101,9 @@ impl Contender for Pf {
                 let ran = run(&mut command)?;
                 let report: Report = serde_json::from_slice(&ran.stdout)?;
                 Ok(Reported {
-                    stored_bytes: None,
                     bytes_moved: Some(report.moved_bytes),
                     round_trips: Some(report.round_trips),
                     client_memory: Some(ran.peak_memory),
-                    server_memory: peak_memory(servers[0]),
                 })
             })
         };

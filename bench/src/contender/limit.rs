@@ -1,0 +1,71 @@
+//! The contender `limit`: see [`crate::limit`]. Its two processes are this program.
+
+use super::{Contender, Found, Programs};
+use crate::Result;
+use crate::limit::Form;
+use crate::meter::{Meter, Reported, Step};
+use crate::usage::{Server, run};
+use crate::workload::{Workload, empty_dir, warm_dir};
+use std::io::{BufRead as _, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+struct Limit {
+    program: PathBuf,
+    connections: usize,
+}
+
+/// The limit.
+pub fn find(programs: &Programs) -> Found {
+    let program = std::env::current_exe().map_err(|e| format!("this program cannot be started again: {e}"))?;
+    Ok(Box::new(Limit { program, connections: programs.connections }))
+}
+
+impl Limit {
+    fn serve(&self, dir: &Path, direct: bool) -> Result<(Server, String)> {
+        let mut command = Command::new(&self.program);
+        command.args(["limit-side", "serve", "--dir"]).arg(dir).args(direct.then_some("--direct"));
+        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
+        let stdout = child.stdout.take().ok_or("no stdout")?;
+        let server = Server::new(child);
+        let mut line = String::new();
+        BufReader::new(stdout).read_line(&mut line)?;
+        Ok((server, line.trim().to_owned()))
+    }
+}
+
+impl Contender for Limit {
+    fn prepare(&mut self, _: &Workload, _: &Path) -> Result<Option<String>> {
+        Ok(Some(format!("{} connections", self.connections)))
+    }
+
+    fn round(&mut self, workload: &Workload, dir: &Path, meter: &mut Meter<'_>) -> Result<()> {
+        let (data, direct, raw) = (dir.join("registry"), meter.place == "disk", workload.base.bytes());
+        let (server, address) = self.serve(&data, direct)?;
+        let servers = [server.pid()];
+        let side = |side: &str| {
+            let mut command = Command::new(&self.program);
+            command.args(["limit-side", side, "--connections", &self.connections.to_string()]);
+            command
+        };
+        let mut step = |step: Step, command: &mut Command| {
+            meter.measure(step, raw, dir, &servers, || {
+                let ran = run(command)?;
+                Ok(Reported { client_memory: Some(ran.peak_memory), ..Reported::default() })
+            })
+        };
+        workload.base.warm()?;
+        step(Step::Push, side("push").args(["--to", &address, "--snapshot"]).arg(&workload.base.dir))?;
+        warm_dir(&data)?;
+        for (pull, form) in [(Step::PullStore, Form::Packs), (Step::PullDir, Form::Files), (Step::GetVerified, Form::Memory)] {
+            let into = dir.join(form.name());
+            let mut command = side("pull");
+            command.args(["--from", &address, "--form", form.name(), "--into"]).arg(&into).args(direct.then_some("--direct"));
+            step(pull, &mut command)?;
+            if into.exists() {
+                empty_dir(&into)?;
+            }
+        }
+        Ok(())
+    }
+}
