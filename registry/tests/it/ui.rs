@@ -609,7 +609,7 @@ async fn least_time(registry: &Registry, path: &str) -> Duration {
     least
 }
 
-/// 100 ms are promised for the program as it is built for use; the tests' one is not optimized.
+/// 100 ms are the goal for the program as it is built for use; the tests' one is not optimized.
 #[tokio::test]
 async fn a_thousand_forks_are_drawn_in_a_tenth_of_a_second() {
     let limit = Duration::from_millis(if cfg!(debug_assertions) { 1500 } else { 100 });
