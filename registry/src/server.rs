@@ -6,8 +6,10 @@
 //! not finish.
 
 use crate::app::App;
+use crate::audit::{AuditFile, Auditing};
 use crate::config::Config;
 use crate::error::Error;
+use crate::http::address::Peer;
 use crate::http::base;
 use crate::http::connections::{Connections, OpenConnection};
 use crate::http::stream::Timed;
@@ -48,6 +50,7 @@ pub struct Server {
     address: SocketAddr,
     app: App,
     pull_through: Option<Arc<PullThrough>>,
+    audit_file: Option<AuditFile>,
     config: Config,
     _lock: Option<DataLock>,
 }
@@ -83,7 +86,14 @@ impl Server {
             warn_about_tokens(&opened.domains, address).await?;
         }
         let app = App::new(opened, metrics, routes::openapi(), &config);
-        Ok(Self { listener, address, app, pull_through, config, _lock: lock })
+        let audit_file = match config.audit_log.as_path() {
+            path if path.as_os_str().is_empty() => None,
+            path => {
+                let fail = |source| Error::AuditFile { path: path.to_owned(), source };
+                Some(AuditFile::open(path, app.domains.clone(), Arc::clone(&app.audit)).map_err(fail)?)
+            }
+        };
+        Ok(Self { listener, address, app, pull_through, audit_file, config, _lock: lock })
     }
 
     /// The address that it listens on.
@@ -115,6 +125,7 @@ impl Server {
         let mut upkeep = tokio::time::interval(UPKEEP);
         let mut shutdown = std::pin::pin!(shutdown);
         let (domains, recorder) = (self.app.domains.clone(), self.app.metrics.clone());
+        let auditing = Auditing::begin(Arc::clone(&self.app.audit), domains.clone(), self.audit_file);
         let service = routes::service(self.app, self.pull_through);
         let served = domains.clone();
         let tasks = tokio::spawn(async move { served.run().await });
@@ -173,6 +184,7 @@ impl Server {
                 tracing::error!(%error, "background tasks failed");
             }
             domains.ended().await;
+            auditing.end().await;
         })
         .await;
         tracing::info!("registry stopped");
@@ -232,6 +244,7 @@ async fn accept(listener: &TcpListener, waiting: &Arc<Semaphore>) -> std::io::Re
 async fn connection(stream: TcpStream, service: Router, config: Config, open: OpenConnection, mut stopping: watch::Receiver<bool>) {
     let _open = OpenGauge::new();
     let state = Arc::clone(&open.connection);
+    let peer = stream.peer_addr().ok().map(|address| Peer(address.ip()));
     // Small answers must not wait for an acknowledgement of the client. Without this option they
     // do, which is only slower.
     let _ = stream.set_nodelay(true);
@@ -242,6 +255,9 @@ async fn connection(stream: TcpStream, service: Router, config: Config, open: Op
         requests.request();
         base::take_off(&mut request);
         request.extensions_mut().insert(Arc::clone(&requests));
+        if let Some(peer) = peer {
+            request.extensions_mut().insert(peer);
+        }
         service.call(request)
     });
     let connection = http1::Builder::new()

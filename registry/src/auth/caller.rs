@@ -9,7 +9,7 @@
 use crate::domains::Domain;
 use crate::problem::ApiError;
 use pfr_schema::api::RepositoryInfo;
-use pfr_schema::{AccessScope, AccessTokenId, Action, Digest, DomainName, ErrorCode, Kind, RepositoryName};
+use pfr_schema::{AccessScope, Action, Digest, DomainName, ErrorCode, Kind, RepositoryName};
 use pfr_store::{AccessTokenRow, Error, LivePush, Page, PushId};
 use std::collections::HashSet;
 use std::sync::{Arc, OnceLock};
@@ -50,18 +50,23 @@ impl Caller {
         let denied = || ApiError::new(ErrorCode::Denied, format!("the access token does not permit the action {:?} here", action.name()));
         let is_permitted = match target {
             Target::Registry => token.domain.is_none() && token.scopes.iter().any(|scope| scope.permits_everywhere(action)),
-            _ if !is_for(token, domain) => return Err(Error::DomainUnknown(domain.clone()).into()),
+            _ if !is_for(token, domain) => return Err(ApiError::from(Error::DomainUnknown(domain.clone())).hidden()),
             Target::Domain => token.scopes.iter().any(|scope| scope.permits_everywhere(action)),
             Target::Some => token.scopes.iter().any(|scope| scope.names(action)),
             Target::Repository(repository) => {
                 let permits = |action| token.scopes.iter().any(|scope| scope.permits(action, repository));
                 if !permits(action) && !permits(Action::Pull) {
-                    return Err(Error::RepositoryUnknown(repository.clone()).into());
+                    return Err(ApiError::from(Error::RepositoryUnknown(repository.clone())).hidden());
                 }
                 permits(action)
             }
         };
         if is_permitted { Ok(()) } else { Err(denied()) }
+    }
+
+    /// Whether the caller operates the registry, and not only a domain.
+    pub(crate) fn operates_registry(&self) -> bool {
+        self.decide(Action::Admin, &DomainName::default(), Target::Registry).is_ok()
     }
 
     /// Scopes with the repositories that the caller sees; none if it sees all of the domain.
@@ -140,7 +145,7 @@ impl Caller {
     pub(crate) async fn must_see(&self, domain: &Domain, digests: &[Digest]) -> Result<(), ApiError> {
         let hidden = self.hidden(domain, || digests.to_vec()).await?;
         match digests.iter().find(|digest| hidden.contains(digest)) {
-            Some(digest) => Err(Error::BlobUnknown { digest: *digest, kind: Kind::Blob }.into()),
+            Some(digest) => Err(ApiError::from(Error::BlobUnknown { digest: *digest, kind: Kind::Blob }).hidden()),
             None => Ok(()),
         }
     }
@@ -154,7 +159,7 @@ impl Caller {
         if self.hidden(domain, || vec![manifest]).await?.is_empty() || domain.store.metadata().has_leased(push.clone(), manifest).await? {
             return Ok(());
         }
-        Err(Error::BlobUnknown { digest: manifest, kind: Kind::Manifest }.into())
+        Err(ApiError::from(Error::BlobUnknown { digest: manifest, kind: Kind::Manifest }).hidden())
     }
 
     /// Of these digests, those of snapshots that are in no repository that the caller sees.
@@ -194,18 +199,33 @@ fn before(start: &str) -> String {
     }
 }
 
-/// Whose token a request carries, for its log line: set once it is known.
+/// The holder of a token, as logs name it.
+#[derive(Clone, Debug)]
+pub(crate) struct Who {
+    /// The public part of the token.
+    pub(crate) id: String,
+    pub(crate) label: String,
+    /// The only domain that the token is for.
+    pub(crate) domain: Option<DomainName>,
+}
+
+/// Whose token a request carries, for its log line and for the audit log: set once it is known.
 #[derive(Clone, Default)]
-pub(crate) struct CallerId(Arc<OnceLock<AccessTokenId>>);
+pub(crate) struct CallerId(Arc<OnceLock<Who>>);
 
 impl CallerId {
-    pub(super) fn set(&self, id: &AccessTokenId) {
-        self.0.get_or_init(|| id.clone());
+    pub(super) fn set(&self, row: &AccessTokenRow) {
+        self.0.get_or_init(|| Who { id: row.id.to_string(), label: row.label.clone(), domain: row.domain.clone() });
     }
 
     /// The public part of the token.
     pub(crate) fn id(&self) -> Option<&str> {
-        self.0.get().map(AccessTokenId::as_str)
+        self.who().map(|who| who.id.as_str())
+    }
+
+    /// The holder of the token.
+    pub(crate) fn who(&self) -> Option<&Who> {
+        self.0.get()
     }
 }
 

@@ -6,7 +6,9 @@
 
 use super::caller::{Caller, CallerId};
 use super::credentials;
+use crate::audit::Trail;
 use crate::problem::ApiError;
+use crate::rates::Rates;
 use axum::http::request::Parts;
 use lru::LruCache;
 use parking_lot::Mutex;
@@ -32,31 +34,40 @@ struct Known {
 pub(crate) struct Gate {
     tokens: AccessTokens,
     clock: Clock,
+    /// Callers without a valid token are counted here.
+    rates: Arc<Rates>,
     /// By the hash of the complete token.
     known: Mutex<LruCache<Digest, Known>>,
 }
 
 impl Gate {
-    pub(crate) fn new(tokens: AccessTokens, clock: Clock) -> Self {
-        Self { tokens, clock, known: Mutex::new(LruCache::new(TOKENS)) }
+    pub(crate) fn new(tokens: AccessTokens, clock: Clock, rates: Arc<Rates>) -> Self {
+        Self { tokens, clock, rates, known: Mutex::new(LruCache::new(TOKENS)) }
     }
 
     /// The caller of a request.
     ///
     /// # Errors
-    /// `unauthorized`, with one message for all reasons. `unavailable` if the database cannot be
-    /// asked: that says nothing about the token.
+    /// `unauthorized`, with one message for all reasons. `rate_limited` for a source address without
+    /// a valid token that asks too often. `unavailable` if the database cannot be asked: that says
+    /// nothing about the token.
     pub(super) async fn caller(&self, parts: &Parts) -> Result<Caller, ApiError> {
+        let address = parts.extensions.get::<Trail>().and_then(Trail::source);
         let refused = || {
             let detail = "an access token is needed: none was sent, or the one that was sent is unknown, has expired or was revoked";
-            ApiError::new(ErrorCode::Unauthorized, detail)
+            self.rates.stranger(address).err().unwrap_or_else(|| ApiError::new(ErrorCode::Unauthorized, detail))
         };
         let token = credentials::of(&parts.headers).ok_or_else(refused)?;
         let hash = token.hash();
-        let known = self.known.lock().get(&hash).filter(|known| known.asked.elapsed() < FRESH).map(|known| known.row.clone());
+        let known = self.known.lock().get(&hash).map(|known| (known.asked.elapsed() < FRESH, known.row.clone()));
         let row = match known {
-            Some(row) => row,
-            None => {
+            Some((true, row)) => row,
+            before => {
+                // A flood of made-up tokens must not become one of questions to the database. It
+                // comes from an address that a caller with a valid token may share.
+                if !matches!(before, Some((_, Some(_)))) {
+                    self.rates.may_try(address)?;
+                }
                 let asked = Instant::now();
                 let row = self.tokens.find(&token).await?.map(Arc::new);
                 self.known.lock().put(hash, Known { asked, row: row.clone() });
@@ -68,7 +79,7 @@ impl Gate {
         };
         let row = row.filter(|row| row.is_valid(self.clock.now())).ok_or_else(refused)?;
         if let Some(id) = parts.extensions.get::<CallerId>() {
-            id.set(&row.id);
+            id.set(&row);
         }
         Ok(Caller::Holder(row))
     }

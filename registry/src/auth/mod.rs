@@ -20,6 +20,6 @@ mod gate;
 
 pub(crate) use access::{Access, AllRepositories, Catalogue, Metrics, Session, SomeRepositories, action_of};
 pub(crate) use action::{Admin, Delete, Open, Pull, Push, name_of};
-pub(crate) use caller::CallerId;
+pub(crate) use caller::{Caller, CallerId, Target};
 pub(crate) use credentials::challenges;
 pub(crate) use gate::Gate;

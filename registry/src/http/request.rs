@@ -1,12 +1,14 @@
 //! The outermost layer: request id, host, permit, panics, problems, observation.
 
 use crate::app::App;
-use crate::auth::challenges;
+use crate::audit::Trail;
+use crate::auth::{CallerId, challenges};
 use crate::http::connections::Connection;
 use crate::http::observe::{Observation, Observed};
 use crate::http::permit::{RequestPermit, wait_for};
-use crate::http::{base, body};
+use crate::http::{address, base, body};
 use crate::problem::ApiError;
+use crate::rates::Throttled;
 use axum::body::Body;
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::uri::Authority;
@@ -48,10 +50,19 @@ pub(crate) async fn middleware(State(app): State<App>, request: Request, next: N
     let method = request.method().clone();
     let path = base::path_of(request.uri(), request.extensions()).to_owned();
 
+    let from = address::source(request.extensions(), request.headers(), app.proxies);
+
     let (mut parts, body) = request.into_parts();
-    let (body, lease) = body::lease(body, app.pace, permit.clone());
-    let mut observation = Observation::new(id, method, path, route, exempt, lease, permit.clone());
-    parts.extensions.insert(observation.caller.clone());
+    let throttled = Throttled::default();
+    let (body, lease) = body::lease(body, app.pace, permit.clone(), throttled.clone());
+    let caller = CallerId::default();
+    let trail = Trail::new(&app.audit, &method, &route, &id, from, caller.clone());
+    parts.extensions.insert(caller.clone());
+    parts.extensions.insert(trail.clone());
+    if STREAMS.contains(&route.as_str()) {
+        parts.extensions.insert(throttled.clone());
+    }
+    let mut observation = Observation::new(id, method, path, route, exempt, lease, permit.clone(), caller);
     let response = if let Some(failure) = refused {
         drop(body);
         failure.into_response()
@@ -60,6 +71,7 @@ pub(crate) async fn middleware(State(app): State<App>, request: Request, next: N
         AssertUnwindSafe(answering).catch_unwind().await.unwrap_or_else(|panic| panicked(&*panic).into_response())
     };
 
+    trail.close(&app.domains, &response).await;
     // The rest is sending the answer, which takes as long as the client takes.
     permit.end();
     let mut response = explain(response, &mut observation);
@@ -71,7 +83,7 @@ pub(crate) async fn middleware(State(app): State<App>, request: Request, next: N
         response.headers_mut().insert(REQUEST_ID, value);
     }
     observation.answered(response.status());
-    response.map(|body| Body::new(Observed::new(body, observation)))
+    response.map(|body| Body::new(Observed::new(body, observation, throttled)))
 }
 
 /// Turns every failure into a problem, also those that no handler made: 404 and 405 of the router,
