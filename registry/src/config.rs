@@ -92,8 +92,8 @@ settings! {
     /// false]: any machine on the way can read them. Loopback is always allowed.
     token_over_http: bool = false, "PF_REGISTRY_TOKEN_OVER_HTTP", "BOOL", num_args = 0..=1, default_missing_value = "true";
     /// Proxies in front of the registry, each of which adds the address of its client to
-    /// `X-Forwarded-For` [default: 0]. They say where requests come from: for the audit log, and for
-    /// limits on callers without a token.
+    /// `X-Forwarded-For` [default: 0]. They say where requests come from: for the audit log, and
+    /// for limits on callers without a token.
     proxies: usize = 0, "PF_REGISTRY_PROXIES", "N";
     /// File that gets a copy of the audit log, as lines of JSON [default: none]. The log itself is
     /// in the database.

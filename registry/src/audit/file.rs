@@ -25,6 +25,8 @@ use tokio::signal::unix::{SignalKind, signal};
 
 /// How often the logs are read for records of other processes.
 const FOLLOW: Duration = Duration::from_secs(5);
+/// Records of this time are written together: reading them makes writers of the log wait.
+const GATHER: Duration = Duration::from_millis(500);
 /// Wait after a failure.
 const RETRY: Duration = Duration::from_secs(10);
 /// Records read and written at a time: what bounds memory.
@@ -96,7 +98,12 @@ impl AuditFile {
                 return;
             }
             tokio::select! {
-                () = self.audit.written.notified() => {}
+                () = self.audit.written.notified() => {
+                    tokio::select! {
+                        () = tokio::time::sleep(GATHER) => {}
+                        () = stopping.used_up() => {}
+                    }
+                }
                 _ = hangup.recv() => tracing::info!(path = %self.path.display(), "audit file: opened again"),
                 () = tokio::time::sleep(wait) => {}
                 () = stopping.used_up() => {}

@@ -25,8 +25,8 @@ use crate::domains::{Domain, Domains};
 use crate::metrics::AUDIT_MISSED;
 use crate::problem::ApiError;
 use axum::extract::{FromRequestParts as _, RawPathParams};
-use axum::http::Method;
 use axum::http::request::Parts;
+use axum::http::{Method, StatusCode};
 use axum::response::Response;
 use operations::{Operation, Operations, When};
 use parking_lot::Mutex;
@@ -125,7 +125,7 @@ impl Auditing {
     }
 }
 
-/// The store with the log of a domain. What is about no domain that there is, is about the registry,
+/// The store with the log of a domain. What is about no domain that there is concerns the registry,
 /// whose log is that of the default domain.
 async fn log_of(domains: &Domains, domain: &DomainName) -> Store {
     match domains.get(domain).await {
@@ -267,18 +267,17 @@ impl Trail {
 
     /// The request is answered: records a refusal for lack of permission, and a change or work that
     /// failed.
-    pub(crate) async fn close(&self, domains: &Domains, response: &Response) {
+    pub(crate) async fn close(&self, domains: &Domains, ending: Ending) {
         let inner = &*self.0;
         let Some(operation) = &inner.operation else { return };
-        let status = response.status();
+        let Ending { status, code, is_hidden } = ending;
         if !status.is_client_error() && !status.is_server_error() {
-            // Its transaction may have written a record.
-            inner.audit.written.notify_one();
+            if operation.when == When::InTransaction {
+                inner.audit.written.notify_one();
+            }
             return;
         }
-        let failure = response.extensions().get::<problem::ApiError>();
-        let code = failure.map_or(ErrorCode::InvalidRequest, |failure| failure.code);
-        let is_refusal = matches!(code, ErrorCode::Unauthorized | ErrorCode::Denied) || failure.is_some_and(|failure| failure.is_hidden);
+        let is_refusal = is_hidden || matches!(code, ErrorCode::Unauthorized | ErrorCode::Denied);
         // A request that was turned away before anything was tried is no failed change.
         let was_tried = inner.about.lock().is_some() && !TURNED_AWAY.contains(&code);
         let changes = matches!(operation.when, When::InTransaction | When::Before) && was_tried;
@@ -294,6 +293,26 @@ impl Trail {
         let domain = entry.record.domain.clone().filter(|_| !entry.of_registry).unwrap_or_default();
         for pending in inner.audit.repeats.take(Pending { domain, entry }) {
             inner.audit.write(domains, pending).await;
+        }
+    }
+}
+
+/// How a request ended.
+pub(crate) struct Ending {
+    status: StatusCode,
+    /// Means something for errors only.
+    code: ErrorCode,
+    /// It was told that there is no such thing, because it may not see it.
+    is_hidden: bool,
+}
+
+impl Ending {
+    pub(crate) fn of(response: &Response) -> Self {
+        let failure = response.extensions().get::<problem::ApiError>();
+        Self {
+            status: response.status(),
+            code: failure.map_or(ErrorCode::InvalidRequest, |failure| failure.code),
+            is_hidden: failure.is_some_and(|failure| failure.is_hidden),
         }
     }
 }

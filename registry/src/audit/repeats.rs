@@ -1,6 +1,6 @@
-//! Refusals and failures that repeat themselves: the first is a record at once, and those like it in
-//! the next minute are one more, with their number. So a caller that is refused a thousand times a
-//! second can neither fill the log nor wash other records out of it.
+//! Refusals and failures that repeat themselves: the first is a record at once, and those like it
+//! in the next minute are one more, with their number. So a caller that is refused a thousand times
+//! a second can neither fill the log nor wash other records out of it.
 
 use crate::http::address::network;
 use lru::LruCache;

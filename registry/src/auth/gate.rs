@@ -48,9 +48,9 @@ impl Gate {
     /// The caller of a request.
     ///
     /// # Errors
-    /// `unauthorized`, with one message for all reasons. `rate_limited` for a source address without
-    /// a valid token that asks too often. `unavailable` if the database cannot be asked: that says
-    /// nothing about the token.
+    /// `unauthorized`, with one message for all reasons. `rate_limited` for a source address
+    /// without a valid token that asks too often. `unavailable` if the database cannot be asked:
+    /// that says nothing about the token.
     pub(super) async fn caller(&self, parts: &Parts) -> Result<Caller, ApiError> {
         let address = parts.extensions.get::<Trail>().and_then(Trail::source);
         let refused = || {

@@ -75,8 +75,9 @@ impl FromStr for Limit {
         if text == "none" {
             return Ok(Self(None));
         }
-        let ByteSize(limit) =
-            text.parse().map_err(|_| format!("expected a number such as 10000, a size such as 500GiB, or none, found {text:?}"))?;
+        let ByteSize(limit) = text
+            .parse::<ByteSize>()
+            .map_err(|_| format!("expected a number such as 10000, a size such as 500GiB, or none, found {text:?}"))?;
         if limit > QuotaLimits::MOST {
             return Err(format!("a limit is {} at most, found {text:?}; `none` is no limit", QuotaLimits::MOST));
         }

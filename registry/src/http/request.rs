@@ -1,7 +1,7 @@
 //! The outermost layer: request id, host, permit, panics, problems, observation.
 
 use crate::app::App;
-use crate::audit::Trail;
+use crate::audit::{Ending, Trail};
 use crate::auth::{CallerId, challenges};
 use crate::http::connections::Connection;
 use crate::http::observe::{Observation, Observed};
@@ -71,7 +71,7 @@ pub(crate) async fn middleware(State(app): State<App>, request: Request, next: N
         AssertUnwindSafe(answering).catch_unwind().await.unwrap_or_else(|panic| panicked(&*panic).into_response())
     };
 
-    trail.close(&app.domains, &response).await;
+    trail.close(&app.domains, Ending::of(&response)).await;
     // The rest is sending the answer, which takes as long as the client takes.
     permit.end();
     let mut response = explain(response, &mut observation);

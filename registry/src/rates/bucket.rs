@@ -1,14 +1,14 @@
 //! One bucket of a rate limit: the generic cell rate algorithm, which keeps a single time for each
 //! subject.
 //!
-//! The crate `governor` has it too. Its stores of many subjects grow with them until they are swept,
-//! and a stream of bytes needs a place in a queue rather than a yes or no: see decision 50.
+//! The crate `governor` has it too. Its stores of many subjects grow with them until they are
+//! swept, and a stream of bytes needs a place in a queue rather than a yes or no: see decision 50.
 
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// The longest wait that a subject is told to make: its client must see that its stream moves. Where
-/// so many streams share a rate that it does not suffice, they are a little faster.
+/// The longest wait that a subject is told to make: its client must see that its stream moves.
+/// Where so many streams share a rate that it does not suffice, they are a little faster.
 const LONGEST: Duration = Duration::from_secs(30);
 
 /// A number of units a second, and for how many seconds of it a subject may be ahead.

@@ -1,4 +1,5 @@
-//! Quotas over HTTP: set by the registry's operator, kept at every push, shown in usage and metrics.
+//! Quotas over HTTP: set by the registry's operator, kept at every push, shown in usage and
+//! metrics.
 
 use crate::common::snapshot::{Snapshot, snapshot};
 use crate::common::{REPO, Registry, ok, problem, refused, until_metric};

@@ -1,5 +1,5 @@
-//! Limits on requests and bytes a second: a caller that floods is refused or slowed down, and others
-//! are not.
+//! Limits on requests and bytes a second: a caller that floods is refused or slowed down, and
+//! others are not.
 
 use crate::common::snapshot::{page, snapshot, stream};
 use crate::common::{REPO, Registry, ok, refused};

@@ -131,8 +131,8 @@ macro_rules! metadata_transactions {
             put_tags(repository: RepositoryName, snapshot: Digest, moves: Vec<TagMove>) -> ()
                 = GROW |tx| names::put_tags(tx, repository, snapshot, moves);
             /// Makes a change of tags or snapshots. With `once`, while the lease of its session
-            /// lasts, the same change again does nothing and answers as the first did. With `audit`,
-            /// a change that was made is in the audit log, in the same transaction.
+            /// lasts, the same change again does nothing and answers as the first did. With
+            /// `audit`, a change that was made is in the audit log, in the same transaction.
             ///
             /// # Errors
             /// Those of the change, which then may be asked for again; [`crate::Error::Invalid`] if

@@ -219,8 +219,8 @@ impl PackWriter {
         self.wait().await
     }
 
-    /// Deletes the bytes of a pack whose rows were refused for lack of space or quota. Best effort: collection finds
-    /// it by its row when its lease ends.
+    /// Deletes the bytes of a pack whose rows were refused for lack of space or quota. Best effort:
+    /// collection finds it by its row when its lease ends.
     async fn discard(&mut self) {
         // Only a later transaction that finds it unfinished proves that the failed one did not take
         // place.
