@@ -44,6 +44,8 @@ impl Step {
 pub struct Reported {
     /// Bytes of frames or bodies moved over HTTP.
     pub bytes_moved: Option<u64>,
+    /// Bytes in which the registry then holds the snapshot.
+    pub stored_bytes: Option<u64>,
     /// HTTP requests.
     pub round_trips: Option<u64>,
     /// Peak memory of the client process, bytes.
@@ -90,6 +92,13 @@ pub struct Meter<'a> {
 }
 
 impl Meter<'_> {
+    /// Adds what the last step led to.
+    pub fn stored(&mut self, bytes: u64) {
+        if let Some(sample) = self.samples.last_mut() {
+            sample.reported.stored_bytes = Some(bytes);
+        }
+    }
+
     /// Measures `work`. Syncs the file system first, so that the step does not wait for writes of
     /// an earlier one.
     pub fn measure(

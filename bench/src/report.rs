@@ -97,6 +97,7 @@ struct Case<'a> {
     of_docker_registry: Option<Spread>,
     limit: &'static str,
     bytes_moved: Option<f64>,
+    stored_bytes: Option<f64>,
     round_trips: Option<f64>,
     client_memory: Option<f64>,
     server_memory: Option<f64>,
@@ -122,6 +123,7 @@ impl Row<'_> {
             of_docker_registry: self.of_docker,
             limit: self.limit,
             bytes_moved: median(|s| s.reported.bytes_moved),
+            stored_bytes: median(|s| s.reported.stored_bytes),
             round_trips: median(|s| s.reported.round_trips),
             client_memory: median(|s| s.reported.client_memory),
             server_memory: median(|s| s.reported.server_memory),
@@ -157,7 +159,7 @@ impl Report {
         let mut rows = Vec::new();
         for place in self.places() {
             for step in Step::ALL {
-                for contender in ["write-only", "floor", "pf", "docker-registry"] {
+                for contender in ["write-only", "floor", "pf-off", "pf-hot", "pf-cold", "docker-registry"] {
                     rows.extend(self.row(place, step, contender));
                 }
             }

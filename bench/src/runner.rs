@@ -11,6 +11,7 @@ use crate::machine::{describe, file_system};
 use crate::meter::Meter;
 use crate::report::{Report, table};
 use crate::workload::{Workload, empty_dir};
+use pfr_schema::codec::Compression;
 use std::path::{Path, PathBuf};
 
 /// Arguments of `run`.
@@ -28,7 +29,7 @@ pub struct Args {
     /// A second directory to work in, in memory
     #[arg(long, default_value = "/dev/shm")]
     tmpfs: PathBuf,
-    /// Only these contenders: floor, write-only, pf, docker-registry
+    /// Only these contenders: floor, write-only, pf (pf-hot, pf-cold and pf-off), docker-registry
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
     /// Only these places: disk, tmpfs
@@ -84,7 +85,10 @@ pub fn run(args: &Args) -> Result<()> {
                 contenders.push(Box::new(Floor { plan: Plan { hash, ..Plan::on(direct) } }));
             }
             let program = |given: &Option<PathBuf>, name| given.clone().map_or_else(|| sibling(name), Ok);
-            contenders.push(Box::new(Pf { pf: program(&args.pf, "pf")?, registry: program(&args.pf_registry, "pf-registry")? }));
+            for compression in Compression::ALL {
+                let (pf, registry) = (program(&args.pf, "pf")?, program(&args.pf_registry, "pf-registry")?);
+                contenders.push(Box::new(Pf { pf, registry, compression }));
+            }
             if let Some(docker) = &mut docker {
                 contenders.push(Box::new(Borrowed(docker)));
             }
@@ -117,7 +121,8 @@ impl Args {
     }
 
     fn wants(&self, contender: &str) -> bool {
-        self.only.is_empty() || self.only.iter().any(|name| name == contender)
+        let is_meant = |name: &String| name == contender || (name == "pf" && contender.starts_with("pf-"));
+        self.only.is_empty() || self.only.iter().any(is_meant)
     }
 }
 

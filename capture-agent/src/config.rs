@@ -4,6 +4,7 @@
 use crate::error::{Error, Result};
 use crate::llama::settings::LlamaServer;
 use pfr_client::{ByteSize, Remote, RemoteOptions, StoredTokens, same_server};
+use pfr_schema::codec::Compression;
 use pfr_service::settings::{self, FileError};
 use pfr_service::{LogFormat, Secret, UserDirs, layered};
 use serde::Deserialize;
@@ -25,8 +26,13 @@ pub struct Config {
     pub engine_socket: PathBuf,
     /// Registry for references without a host.
     pub registry: Option<String>,
+    /// File with certificates of authorities that registries may have theirs from, besides those
+    /// that this machine trusts. Default: none.
+    pub tls_ca: Option<PathBuf>,
     /// Token for that registry, and no other: a reference to a stranger must not hand it out.
     pub token: Option<Secret>,
+    /// File that has this token. It is read again for each use: tokens of issuers are renewed.
+    pub token_file: Option<PathBuf>,
     /// Tokens that `pf login` stored for the agent's user. Default: none.
     pub stored_tokens: StoredTokens,
     /// Whether tokens may be sent over plain http beyond loopback. Default: no.
@@ -48,6 +54,9 @@ pub struct Config {
     pub shutdown_grace: Duration,
     /// Size above which the local store loses what was not used for longest. Default: none.
     pub max_store_size: Option<ByteSize>,
+    /// How captured pages and state tensors are encoded. Default: `hot` where the processor has
+    /// vector instructions for it, else `off`.
+    pub compression: Compression,
     /// Servers of llama.cpp whose slots are captured. Default: none.
     pub llama: Vec<LlamaServer>,
     /// Form of the log on standard error.
@@ -75,10 +84,14 @@ pub struct Overrides {
     /// Registry for references without a host: `http(s)://host[:port][/domains/NAME]`.
     #[arg(long, env = "PF_AGENT_REGISTRY", value_name = "URL")]
     pub registry: Option<String>,
+    /// File with certificates (PEM) of authorities that registries may have theirs from, besides
+    /// those that this machine trusts [default: none].
+    #[arg(long, env = "PF_AGENT_TLS_CA", value_name = "FILE")]
+    pub tls_ca: Option<PathBuf>,
     /// Token for that registry; by file or `PF_AGENT_TOKEN`, since everybody sees flags.
     #[arg(skip)]
     pub token: Option<Secret>,
-    /// File with the token, instead.
+    /// File with the token, instead; read again for each use.
     #[arg(long, env = "PF_AGENT_TOKEN_FILE", value_name = "FILE")]
     pub token_file: Option<PathBuf>,
     /// Send tokens over plain http to other machines too [default: false]. Any machine on the way
@@ -113,6 +126,10 @@ pub struct Overrides {
     /// [default: none].
     #[arg(long, env = "PF_AGENT_MAX_STORE_SIZE", value_name = "SIZE")]
     pub max_store_size: Option<ByteSize>,
+    /// How captured pages and state tensors are encoded: `hot`, fast; `cold`, smaller; `off`
+    /// [default: hot, or off where the processor has no vector instructions for it].
+    #[arg(long, env = "PF_AGENT_COMPRESSION", value_name = "HOW")]
+    pub compression: Option<Compression>,
     /// A llama-server whose slots are captured, as `name=NAME,url=URL,slot-save-path=DIR`; may be
     /// given several times [default: none].
     #[arg(long, env = "PF_AGENT_LLAMA", value_name = "SERVER", value_delimiter = ';')]
@@ -141,18 +158,21 @@ impl Overrides {
         Ok(self.or(file))
     }
 
-    fn token(&self) -> Result<Option<Secret>> {
-        let token = match (&self.token, &self.token_file) {
-            (Some(_), Some(_)) => return Err(Error::Invalid("token and token-file are both given; give one".into())),
-            (None, None) => return Ok(None),
-            (Some(token), None) => token.clone(),
-            (None, Some(path)) => {
-                let text = std::fs::read_to_string(path).map_err(Error::io(format!("token file {}", path.display())))?;
-                Secret::new(text.trim())
-            }
-        };
-        if token.is_empty() { Err(Error::Invalid("the token is empty".into())) } else { Ok(Some(token)) }
+    fn check_token(&self) -> Result<()> {
+        match (&self.token, &self.token_file) {
+            (Some(_), Some(_)) => Err(Error::Invalid("token and token-file are both given; give one".into())),
+            (Some(token), None) if token.is_empty() => Err(Error::Invalid("the token is empty".into())),
+            (None, Some(path)) => token_of(path).map(drop),
+            _ => Ok(()),
+        }
     }
+}
+
+/// The token in a file.
+fn token_of(path: &Path) -> Result<Secret> {
+    let text = std::fs::read_to_string(path).map_err(Error::io(format!("token file {}", path.display())))?;
+    let token = Secret::new(text.trim());
+    if token.is_empty() { Err(Error::Invalid(format!("the token in {} is empty", path.display()))) } else { Ok(token) }
 }
 
 impl Config {
@@ -165,7 +185,9 @@ impl Config {
             engine_socket: data.join("engines.sock"),
             data,
             registry: None,
+            tls_ca: None,
             token: None,
+            token_file: None,
             stored_tokens: StoredTokens::default(),
             token_over_http: false,
             ring_bytes: 256 << 20,
@@ -176,6 +198,7 @@ impl Config {
             metrics_listen: None,
             shutdown_grace: Duration::from_secs(30),
             max_store_size: None,
+            compression: Compression::default(),
             llama: Vec::new(),
             log_format: LogFormat::Text,
             log: "info".into(),
@@ -191,7 +214,7 @@ impl Config {
             Some(file) => given.over(file)?,
             None => given,
         };
-        let token = given.token()?;
+        given.check_token()?;
         let no_data = || Error::Invalid("no data folder: give --data DIR (there is no home directory to put it in)".into());
         let data = given.data.or_else(|| Some(dirs.data()?.join("pf/agent"))).ok_or_else(no_data)?;
         let mut config = Self::new(data);
@@ -199,7 +222,9 @@ impl Config {
         config.socket = given.socket.or(runtime).unwrap_or(config.socket);
         config.engine_socket = given.engine_socket.unwrap_or_else(|| config.socket.with_file_name("engines.sock"));
         config.registry = given.registry.filter(|r| !r.is_empty()).map(|r| r.trim_end_matches('/').to_owned());
-        config.token = token;
+        config.tls_ca = given.tls_ca.filter(|path| !path.as_os_str().is_empty());
+        config.token = given.token;
+        config.token_file = given.token_file;
         config.stored_tokens = StoredTokens::of(dirs);
         config.token_over_http = given.token_over_http.unwrap_or(false);
         config.ring_bytes = given.ring_bytes.unwrap_or(config.ring_bytes);
@@ -210,6 +235,7 @@ impl Config {
         config.metrics_listen = given.metrics_listen;
         config.shutdown_grace = given.shutdown_grace.map_or(config.shutdown_grace, Duration::from_secs);
         config.max_store_size = given.max_store_size;
+        config.compression = given.compression.unwrap_or_default();
         config.llama = given.llama.unwrap_or_default();
         config.log_format = given.log_format.unwrap_or_default();
         config.log = given.log.unwrap_or(config.log);
@@ -269,14 +295,16 @@ impl Config {
     ///
     /// # Errors
     /// [`Error::Client`] if it is no base URL, if the stored tokens cannot be read, or if a token
-    /// would be sent where others can read it.
+    /// would be sent where others can read it. [`Error::Io`], [`Error::Invalid`] for the file with
+    /// the token.
     pub fn remote(&self, registry: &str) -> Result<Remote> {
         let own = self.registry.as_deref().is_some_and(|own| same_server(own, registry));
-        let token = match self.token.clone().filter(|_| own) {
-            Some(token) => Some(token),
-            None => self.stored_tokens.token_for(registry)?,
+        let token = match (&self.token, &self.token_file) {
+            (Some(token), _) if own => Some(token.clone()),
+            (None, Some(file)) if own => Some(token_of(file)?),
+            _ => self.stored_tokens.token_for(registry)?,
         };
-        let (token_over_http, retry_for) = (self.token_over_http, Duration::ZERO);
-        Ok(Remote::new(registry, RemoteOptions { token, token_over_http, retries: 2, retry_for, ..RemoteOptions::default() })?)
+        let (token_over_http, retry_for, extra_roots) = (self.token_over_http, Duration::ZERO, self.tls_ca.clone());
+        Ok(Remote::new(registry, RemoteOptions { token, token_over_http, extra_roots, retries: 2, retry_for, ..RemoteOptions::default() })?)
     }
 }

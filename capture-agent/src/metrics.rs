@@ -42,7 +42,11 @@ fn describe() {
     describe_counter!("pf_agent_snapshots_total", Unit::Count, "Snapshots by outcome: ok, or the code of the refusal.");
     describe_histogram!("pf_agent_snapshot_pause_seconds", Unit::Seconds, "How long an engine was paused for a snapshot.");
     describe_histogram!("pf_agent_snapshot_seconds", Unit::Seconds, "Time from a snapshot's request to its commit in the local store.");
-    describe_counter!("pf_agent_snapshot_bytes_total", Unit::Bytes, "Bytes of snapshots: resident in engines, moved, new to the store.");
+    describe_counter!(
+        "pf_agent_snapshot_bytes_total",
+        Unit::Bytes,
+        "Bytes of snapshots: resident in engines, moved, new to the store, stored for what is new, left raw for speed."
+    );
     // A metric of an event that has not happened yet is 0, not absent.
     metrics::counter!(PUSH_BYTES).increment(0);
     metrics::gauge!(PUSHES_OPEN).increment(0.0);

@@ -1,6 +1,7 @@
 //! Errors of the client: what, where (file, digest or address), and what to do. [`Error::code`] is
 //! what callers act on.
 
+use crate::remote::Distrust;
 use pfr_schema::api::Problem;
 use pfr_schema::{Digest, ErrorCode, FormatError};
 use std::path::{Path, PathBuf};
@@ -28,6 +29,9 @@ pub enum Error {
     /// The registry does not answer.
     #[error("the registry at {url} does not answer: {reason} (tried {})", times(*attempts))]
     Unreachable { url: String, reason: String, attempts: u32 },
+    /// The registry's certificate is not trusted. Nothing was sent.
+    #[error("the certificate of the registry at {url} is not accepted: {reason}")]
+    Certificate { url: String, reason: Distrust },
     /// No capture agent behind its control socket.
     #[error("no capture agent answers at {socket}: {reason}. Start one with `pf-agent serve`, or name its socket with --agent", socket = socket.display())]
     NoAgent { socket: PathBuf, reason: String },
@@ -95,6 +99,8 @@ impl Error {
             Self::Url { .. } | Self::TokenOverHttp { .. } | Self::Refused { .. } | Self::OtherSnapshot { .. } => ErrorCode::InvalidRequest,
             Self::Registry { problem } | Self::Agent { problem } => problem.code,
             Self::WrongBytes { code, .. } => *code,
+            // It may be renewed.
+            Self::Certificate { .. } => ErrorCode::Unavailable,
             Self::Unreachable { .. } | Self::Cut { .. } | Self::TooSlow { .. } | Self::NoAgent { .. } | Self::AgentGone { .. } => {
                 ErrorCode::Unavailable
             }

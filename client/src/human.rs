@@ -65,6 +65,39 @@ pub fn rfc3339(ms: u64) -> String {
     date(ms).to_rfc3339_opts(SecondsFormat::Millis, true)
 }
 
+/// The time from `then_ms` to `now_ms`, both in milliseconds since 1970; after a month, the day.
+#[must_use]
+pub fn age(then_ms: u64, now_ms: u64) -> String {
+    let seconds = now_ms.saturating_sub(then_ms) / 1000;
+    match seconds {
+        0..=1 => "just now".into(),
+        2..=119 => format!("{seconds} s ago"),
+        120..=7199 => format!("{} min ago", seconds / 60),
+        7200..=172_799 => format!("{} h ago", seconds / 3600),
+        172_800..=2_591_999 => format!("{} days ago", seconds / 86_400),
+        _ => utc(then_ms)[..10].to_owned(),
+    }
+}
+
+/// `15:04 UTC, in 59 min`: when something ends, both in milliseconds since 1970. If that is on
+/// another day, with the date.
+#[must_use]
+pub fn until(then_ms: u64, now_ms: u64) -> String {
+    let left = then_ms.saturating_sub(now_ms).div_ceil(1000);
+    let span = match left {
+        0 => return "now".into(),
+        1..=119 => format!("{left} s"),
+        120..=7200 => format!("{} min", left.div_ceil(60)),
+        7201..=172_800 => format!("{} h", (left + 1800) / 3600),
+        _ => format!("{} days", (left + 43_200) / 86_400),
+    };
+    // `2026-11-21 05:29:06 UTC`
+    let (then, now) = (utc(then_ms), utc(now_ms));
+    let from = if then[..10] == now[..10] { 11 } else { 0 };
+    let to = if left < 120 { 19 } else { 16 };
+    format!("{} UTC, in {span}", &then[from..to])
+}
+
 /// A number beyond all times becomes the last time.
 fn date(ms: u64) -> DateTime<Utc> {
     i64::try_from(ms).ok().and_then(DateTime::from_timestamp_millis).unwrap_or(DateTime::<Utc>::MAX_UTC)

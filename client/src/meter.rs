@@ -30,6 +30,11 @@ impl Tally {
         self.blobs.load(Ordering::Relaxed)
     }
 
+    /// Raw bytes moved.
+    pub fn raw(&self) -> u64 {
+        self.raw.load(Ordering::Relaxed)
+    }
+
     /// Bytes of frames moved.
     pub fn frame_bytes(&self) -> u64 {
         self.frame_bytes.load(Ordering::Relaxed)

@@ -10,6 +10,7 @@ mod totals;
 pub use totals::Totals;
 
 use crate::error::{Error, Result};
+use pfr_schema::checkpoint::Dtype;
 use pfr_schema::container::{Child, Container};
 use pfr_schema::tree::Document;
 use pfr_schema::{Digest, FormatError, Kind, Limits};
@@ -25,9 +26,17 @@ pub(crate) struct Item {
     pub kind: Kind,
     /// Raw bytes, where the node that lists it says so.
     pub size: Option<u64>,
+    /// Type of its elements, or of those of the pages that it lists, where the node says so. Only
+    /// for the choice of a codec.
+    pub elements: Option<Dtype>,
 }
 
 impl Item {
+    /// The manifest of a snapshot.
+    pub fn manifest(digest: Digest) -> Self {
+        Self { digest, kind: Kind::Manifest, size: None, elements: None }
+    }
+
     /// Raw bytes, for sums. Page chunks count as 0: their nodes do not give a size, and they are
     /// small.
     pub fn bytes(&self) -> u64 {
@@ -37,7 +46,7 @@ impl Item {
 
 impl From<&Child> for Item {
     fn from(child: &Child) -> Self {
-        Self { digest: child.digest, kind: child.kind, size: child.size }
+        Self { digest: child.digest, kind: child.kind, size: child.size, elements: None }
     }
 }
 
@@ -99,7 +108,12 @@ pub(crate) async fn plan<G: PlanSource, H: PlanDestination>(manifest: Item, sour
         level = Vec::new();
         for item in &containers {
             let document = documents.remove(&item.digest).ok_or_else(|| Error::Internal(format!("{} was not read", item.digest)))?;
-            level.extend(seen.new_ones(children(&document, limits)?));
+            let mut listed = children(&document, limits)?;
+            if item.kind == Kind::Run {
+                // A page chunk does not say it; the tree does.
+                listed.iter_mut().for_each(|page| page.elements = item.elements);
+            }
+            level.extend(seen.new_ones(listed));
             plan.containers.push(document);
         }
     }
@@ -110,7 +124,18 @@ pub(crate) async fn plan<G: PlanSource, H: PlanDestination>(manifest: Item, sour
 /// The children of a node.
 pub(crate) fn children(document: &Document, limits: &Limits) -> Result<Vec<Item>> {
     let container = parse(document, limits)?;
-    Ok(container.children().iter().map(Item::from).collect())
+    let mut items: Vec<Item> = container.children().iter().map(Item::from).collect();
+    match &container {
+        Container::Tree(tree) => {
+            let elements = tree.geometry.map(|geometry| geometry.dtype.into());
+            items.iter_mut().for_each(|run| run.elements = elements);
+        }
+        Container::Checkpoint(checkpoint) => {
+            items.iter_mut().zip(&checkpoint.tensors).for_each(|(item, tensor)| item.elements = Some(tensor.storage_dtype));
+        }
+        Container::Run(_) | Container::Manifest(_) => {}
+    }
+    Ok(items)
 }
 
 /// A node, parsed.

@@ -66,6 +66,8 @@ pub struct PullReport {
     pub bytes_deduplicated: u64,
     /// Bytes of frames received.
     pub bytes_received: u64,
+    /// Raw bytes that these stand for.
+    pub bytes_received_raw: u64,
     /// Requests.
     pub round_trips: u64,
     /// Wall time.
@@ -112,6 +114,7 @@ pub async fn pull(
         bytes_raw: totals.bytes,
         bytes_deduplicated: progress.bytes_deduplicated(),
         bytes_received: fetcher.frame_bytes(),
+        bytes_received_raw: fetcher.raw_bytes(),
         round_trips: remote.round_trips() - trips,
         seconds: start.elapsed().as_secs_f64(),
     })

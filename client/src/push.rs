@@ -24,6 +24,7 @@ use crate::error::{Error, Result};
 use crate::progress::{Phase, Progress};
 use crate::remote::Remote;
 use pfr_schema::api::TagState;
+use pfr_schema::codec::Compression;
 use pfr_schema::{Digest, ErrorCode, RepositoryName, Tag};
 use pfr_store::Store;
 use serde::Serialize;
@@ -76,6 +77,8 @@ pub struct PushTarget {
     /// Parents to record; empty leaves the configuration as it is. Only for directories given by
     /// path: other snapshots are made already.
     pub parents: Vec<Digest>,
+    /// How blobs of directories are encoded. Stored ones stay as they are.
+    pub compression: Compression,
 }
 
 /// The result of a push.
@@ -95,6 +98,10 @@ pub struct PushReport {
     pub bytes_deduplicated: u64,
     /// Bytes of frames sent.
     pub bytes_sent: u64,
+    /// Raw bytes that these stand for.
+    pub bytes_sent_raw: u64,
+    /// Raw bytes that were not encoded because the registry took them faster than they are encoded.
+    pub bytes_left_raw: u64,
     /// Requests.
     pub round_trips: u64,
     /// Wall time.
@@ -119,11 +126,13 @@ pub async fn push(source: &Source, remote: &Remote, target: PushTarget, progress
     let totals = opened.totals().await?;
     progress.begin(&totals);
     let mut sent = Sent::default();
-    let mut reopenings = 0;
+    let (mut reopenings, mut left_raw) = (0, 0);
     let committed = loop {
         progress.enter(Phase::Negotiating);
         let session = Session::open(&opened, remote, &target, progress).await?;
-        match session.run(totals.bytes, &mut sent).await {
+        let ran = session.run(totals.bytes, &mut sent).await;
+        left_raw += session.left_raw();
+        match ran {
             Ok(committed) => break committed,
             Err(error) if error.code() == ErrorCode::PushUnknown && reopenings < REOPENINGS => reopenings += 1,
             Err(error) => {
@@ -144,6 +153,8 @@ pub async fn push(source: &Source, remote: &Remote, target: PushTarget, progress
         bytes_raw: totals.bytes,
         bytes_deduplicated: progress.bytes_deduplicated(),
         bytes_sent: sent.frame_bytes,
+        bytes_sent_raw: sent.raw_bytes,
+        bytes_left_raw: left_raw,
         round_trips: remote.round_trips() - trips,
         seconds: start.elapsed().as_secs_f64(),
         created: committed.created,

@@ -7,7 +7,7 @@
 //! alike.
 //!
 //! `send` has the retries, `frames` the streams, `direct` the way around the registry to the
-//! storage behind it.
+//! storage behind it, `trust` the certificates that are accepted.
 
 pub(crate) mod backoff;
 mod direct;
@@ -20,11 +20,13 @@ mod pages;
 mod pushes;
 mod read;
 mod send;
+mod trust;
 
 pub use frames::BoxFrames;
 pub use pages::{Entry, PageOf, all_pages};
 pub use pushes::FrameSource;
-pub(crate) use send::reason;
+pub use send::reason;
+pub use trust::{Distrust, extra_roots};
 
 use crate::error::{Error, Result};
 use pfr_schema::RepositoryName;
@@ -32,6 +34,7 @@ use pfr_service::Secret;
 use reqwest::Url;
 use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderValue};
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
@@ -93,6 +96,9 @@ pub struct RemoteOptions {
     /// Whether the token may be sent over plain http beyond loopback, where any machine on the way
     /// can read it. Default false: [`Remote::new`] then refuses.
     pub token_over_http: bool,
+    /// File with certificates (PEM) of authorities that are trusted besides those that this machine
+    /// trusts. Default: none.
+    pub extra_roots: Option<PathBuf>,
     /// How often a request is tried again before giving up. Default 5.
     pub retries: u32,
     /// How long requests are retried if the registry has answered before: a restart takes its time.
@@ -118,6 +124,7 @@ impl Default for RemoteOptions {
         Self {
             token: None,
             token_over_http: false,
+            extra_roots: None,
             retries: 5,
             retry_for: Duration::from_secs(120),
             longest_wait: Duration::from_secs(30),
@@ -152,7 +159,8 @@ impl Remote {
     /// A registry at `base_url`, `http(s)://host[:port][/prefix]`. Nothing is sent yet.
     ///
     /// # Errors
-    /// [`Error::Url`].
+    /// [`Error::Url`], [`Error::TokenOverHttp`]; [`Error::Io`] and [`Error::Refused`] for the file of
+    /// authorities.
     pub fn new(base_url: &str, options: RemoteOptions) -> Result<Self> {
         let fail = |reason: &str| Error::Url { url: shown(base_url), reason: reason.to_owned() };
         let base: Url = base_url.parse().map_err(|_| fail("expected http://host[:port] or https://host[:port]"))?;
@@ -174,9 +182,11 @@ impl Remote {
         }
         // Fails if a provider is installed already. Any provider will do.
         let _ = rustls::crypto::ring::default_provider().install_default();
+        let roots = trust::extra_roots(options.extra_roots.as_deref())?;
         let client = |headers| {
             let builder = reqwest::Client::builder()
                 .default_headers(headers)
+                .tls_certs_merge(roots.clone())
                 .user_agent(concat!("pf/", env!("CARGO_PKG_VERSION")))
                 .connect_timeout(options.connect_timeout)
                 .redirect(reqwest::redirect::Policy::none())
@@ -186,7 +196,13 @@ impl Remote {
                 // Registries are in the same network, and loopback must never go through a proxy.
                 .no_proxy()
                 .tcp_nodelay(true);
-            builder.build().map_err(|e| fail(&reason(&e)))
+            builder.build().map_err(|error| match &options.extra_roots {
+                Some(path) => Error::Refused { path: path.clone(), reason: format!("its certificates cannot be used: {}", reason(&error)) },
+                None => fail(&format!(
+                    "TLS cannot be set up: {}; where no authority is trusted, the setting tls-ca names a file with some",
+                    reason(&error)
+                )),
+            })
         };
         // The token is not sent to storage that the registry refers to.
         let direct = Arc::new(direct::Direct::new(client(HeaderMap::new())?));

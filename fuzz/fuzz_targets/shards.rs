@@ -14,7 +14,7 @@ fuzz_target!(|bytes: &[u8]| {
         let layers = group.components.iter().flatten().map(|part| &part.share);
         for share in layers.chain(group.states.values().map(|state| &state.share)) {
             assert_eq!(union([share]), share.units());
-            let pieces = share.pieces(&[share], true).expect("a share has its own units");
+            let pieces = share.pieces(&[share]).expect("a share has its own units");
             assert!(pieces.iter().all(|piece| piece.from == piece.to));
             assert_eq!(pieces.iter().map(|piece| piece.count).sum::<u64>(), share.units());
         }

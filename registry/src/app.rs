@@ -7,6 +7,7 @@ use crate::config::Config;
 use crate::domains::Domains;
 use crate::http::permit::wait_for;
 use crate::http::timeout::Pace;
+use crate::jwt::Issuers;
 use crate::problem::ApiError;
 use crate::rates::Rates;
 use crate::redirect::Redirects;
@@ -64,14 +65,17 @@ pub(crate) struct App {
 }
 
 impl App {
-    pub(crate) fn new(opened: Opened, metrics: PrometheusHandle, openapi: String, config: &Config) -> Self {
+    pub(crate) fn new(opened: Opened, metrics: PrometheusHandle, openapi: String, issuers: Option<Arc<Issuers>>, config: &Config) -> Self {
         let Opened { domains, redirects } = opened;
         let limits = Limits::default();
         let scrubs = Arc::clone(&limits.scrubs);
         let rates = Rates::new(config);
-        let gate = || Gate::new(domains.access_tokens(), domains.default_store().options().clock.clone(), Arc::clone(&rates));
+        let gate = config.require_tokens.then(|| {
+            let clock = domains.default_store().options().clock.clone();
+            Arc::new(Gate::new(domains.access_tokens(), clock, issuers, Arc::clone(&rates)))
+        });
         Self {
-            gate: config.require_tokens.then(|| Arc::new(gate())),
+            gate,
             audit: Audit::new(&openapi, config),
             proxies: config.proxies,
             open_metrics: config.open_metrics,

@@ -5,12 +5,15 @@
 //! file denies unknown keys: a misspelt limit must not silently be none.
 
 use crate::http::timeout::Pace;
+use pfr_schema::FormatError;
+use pfr_schema::codec::Codecs;
 use pfr_service::settings::{self, FileError};
 use pfr_service::{LogFormat, SecretUrl};
 use pfr_store::storage::StorageOptions;
 use serde::Deserialize;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::time::Duration;
 
 /// The lowest limit on bytes a second: a piece of a stream may have several MiB.
@@ -82,9 +85,28 @@ settings! {
     redirect_seconds: u64 = 900, "PF_REGISTRY_REDIRECT_SECONDS", "S";
     /// Address to listen on [default: 127.0.0.1:5077]. Port 0 takes a free one.
     listen: SocketAddr = (Ipv4Addr::LOCALHOST, 5077).into(), "PF_REGISTRY_LISTEN", "ADDR:PORT";
+    /// File with the certificate that the registry shows, and after it those that lead to its
+    /// authority (PEM) [default: none]. With it and --tls-key the registry speaks https. Both are
+    /// read again when they change, and at SIGHUP.
+    tls_cert: PathBuf = PathBuf::new(), "PF_REGISTRY_TLS_CERT", "FILE";
+    /// File with the private key of that certificate (PEM) [default: none].
+    tls_key: PathBuf = PathBuf::new(), "PF_REGISTRY_TLS_KEY", "FILE";
+    /// Seconds that a TLS handshake may take [default: 10].
+    tls_handshake_seconds: u64 = 10, "PF_REGISTRY_TLS_HANDSHAKE_SECONDS", "S";
+    /// File with certificates (PEM) of authorities that other servers may have theirs from, besides
+    /// those that this machine trusts [default: none]: upstream, mirror, heal, keys of token
+    /// issuers.
+    tls_ca: PathBuf = PathBuf::new(), "PF_REGISTRY_TLS_CA", "FILE";
     /// Serve only callers with an access token [default: false]. `pf-registry token create` makes
     /// the first one. Needed to listen on an address that other machines can reach.
     require_tokens: bool = false, "PF_REGISTRY_REQUIRE_TOKENS", "BOOL", num_args = 0..=1, default_missing_value = "true";
+    /// File with the issuers whose tokens (JWT) are access tokens, too, and what these permit (TOML)
+    /// [default: none]. It is read again when it or a file with keys changes, and at SIGHUP.
+    token_issuers: PathBuf = PathBuf::new(), "PF_REGISTRY_TOKEN_ISSUERS", "FILE";
+    /// Listen in plain http on an address that other machines can reach [default: false]: a proxy
+    /// in front of the registry adds TLS, and nothing else reaches this port. Tokens are required
+    /// all the same.
+    behind_proxy: bool = false, "PF_REGISTRY_BEHIND_PROXY", "BOOL", num_args = 0..=1, default_missing_value = "true";
     /// Give the metrics to every caller, also where tokens are required [default: false]. They name
     /// the domains. Without it, a scraper needs a token for `*:admin` in all domains.
     open_metrics: bool = false, "PF_REGISTRY_OPEN_METRICS", "BOOL", num_args = 0..=1, default_missing_value = "true";
@@ -106,7 +128,7 @@ settings! {
     /// Records that the audit log of a domain keeps, about [default: 1000000]: the newest.
     audit_rows: u64 = 1_000_000, "PF_REGISTRY_AUDIT_ROWS", "N";
     /// Requests a second of one caller, on average [default: 0]; 0 for no limit. A caller is the
-    /// holder of a token; without one, a source address. Beyond it: 429 with Retry-After. Each
+    /// holder of a token, or the subject of an issuer's; without one, a source address. Beyond it: 429 with Retry-After. Each
     /// replica counts for itself.
     caller_requests_per_second: u64 = 0, "PF_REGISTRY_CALLER_REQUESTS_PER_SECOND", "N";
     /// Bytes of frames a second that one caller may send, and as many that it may receive, on
@@ -156,6 +178,10 @@ settings! {
     /// Bytes of frames that clients are told to put in one request [default: 67108864]. A single
     /// larger blob is allowed.
     max_frames_bytes: u64 = 64 << 20, "PF_REGISTRY_MAX_FRAMES_BYTES", "BYTES";
+    /// Codecs of what is stored from now on, besides raw and zstd: `all`, `none`, or names with
+    /// commas between them, such as `bf16-bitmaps,bf16-huffman` [default: all]. What is stored
+    /// already stays readable. Needed only where programs of an older version read the same storage.
+    codecs: StoredCodecs = StoredCodecs(Codecs::ALL), "PF_REGISTRY_CODECS", "CODECS";
     /// Seconds for which an unfinished push keeps what it uploaded or asked about [default: 3600].
     /// Each use renews it.
     lease_seconds: u64 = 3600, "PF_REGISTRY_LEASE_SECONDS", "S";
@@ -188,6 +214,27 @@ settings! {
     /// What is logged: a level, or per-module directives such as `info,pfr_store=debug` [default:
     /// info].
     log: String = "info".to_owned(), "PF_REGISTRY_LOG", "FILTER";
+}
+
+/// A set of codecs as settings have it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub struct StoredCodecs(pub Codecs);
+
+impl FromStr for StoredCodecs {
+    type Err = FormatError;
+
+    fn from_str(text: &str) -> Result<Self, FormatError> {
+        text.parse().map(Self)
+    }
+}
+
+impl TryFrom<String> for StoredCodecs {
+    type Error = FormatError;
+
+    fn try_from(text: String) -> Result<Self, FormatError> {
+        text.parse()
+    }
 }
 
 /// Why settings were refused.
@@ -242,9 +289,26 @@ pub enum SettingsError {
          trusted"
     )]
     Exposed(SocketAddr),
+    /// An address that other machines can reach, in plain HTTP.
+    #[error(
+        "refusing to listen on {0} in plain http: any machine on the way could read tokens and snapshots. Pass --tls-cert and --tls-key, \
+         listen on 127.0.0.1, pass --behind-proxy if a proxy in front adds TLS, or --insecure-listen-anywhere if the network is trusted"
+    )]
+    Plain(SocketAddr),
+    /// One half of a certificate.
+    #[error("{0} is given and {1} is not: a certificate and its key belong together")]
+    HalfACertificate(&'static str, &'static str),
+    /// Issuers of tokens that nobody asks for.
+    #[error("token-issuers is given and require-tokens is not: a registry that requires no tokens looks at none")]
+    TokensNotRequired,
     /// The log filter does not parse.
     #[error("log filter: {0}")]
     Filter(String),
+}
+
+/// An empty path is none.
+fn is_given(path: &Path) -> bool {
+    !path.as_os_str().is_empty()
 }
 
 impl Config {
@@ -260,7 +324,7 @@ impl Config {
     }
 
     fn check(&self) -> Result<(), SettingsError> {
-        if self.data.as_os_str().is_empty() && (self.database.is_empty() || self.storage.is_empty()) {
+        if !is_given(&self.data) && (self.database.is_empty() || self.storage.is_empty()) {
             return Err(SettingsError::NoData);
         }
         let postgres = ["postgres://", "postgresql://"].iter().any(|scheme| self.database.expose().starts_with(scheme));
@@ -293,6 +357,7 @@ impl Config {
             ("audit-days", self.audit_days),
             ("audit-rows", self.audit_rows),
             ("burst-seconds", self.burst_seconds),
+            ("tls-handshake-seconds", self.tls_handshake_seconds),
         ];
         if let Some((name, _)) = positive.iter().find(|(_, value)| *value == 0) {
             return Err(SettingsError::Zero(name));
@@ -306,10 +371,33 @@ impl Config {
         if found < least {
             return Err(SettingsError::DigestsDoNotFit { found, least, digests });
         }
-        if !self.listen.ip().is_loopback() && !self.require_tokens && !self.insecure_listen_anywhere {
-            return Err(SettingsError::Exposed(self.listen));
+        match (is_given(&self.tls_cert), is_given(&self.tls_key)) {
+            (true, false) => return Err(SettingsError::HalfACertificate("tls-cert", "tls-key")),
+            (false, true) => return Err(SettingsError::HalfACertificate("tls-key", "tls-cert")),
+            _ => {}
+        }
+        if is_given(&self.token_issuers) && !self.require_tokens {
+            return Err(SettingsError::TokensNotRequired);
+        }
+        if !self.listen.ip().is_loopback() && !self.insecure_listen_anywhere {
+            if !self.require_tokens {
+                return Err(SettingsError::Exposed(self.listen));
+            }
+            if !self.has_tls() && !self.behind_proxy {
+                return Err(SettingsError::Plain(self.listen));
+            }
         }
         Ok(())
+    }
+
+    /// Whether it speaks https.
+    pub(crate) fn has_tls(&self) -> bool {
+        is_given(&self.tls_cert)
+    }
+
+    /// What is trusted besides the authorities that this machine trusts.
+    pub(crate) fn extra_roots(&self) -> Option<PathBuf> {
+        is_given(&self.tls_ca).then(|| self.tls_ca.clone())
     }
 
     /// The settings of the store.
@@ -322,6 +410,7 @@ impl Config {
             ingests: self.max_uploads,
             outputs: self.max_downloads,
             slow_bytes: self.slow_upload_bytes,
+            codecs: self.codecs.0,
             queue: Duration::from_secs(self.queue_seconds),
             ..Default::default()
         }

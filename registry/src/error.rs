@@ -1,6 +1,8 @@
 //! Why the program, or one of its commands, ended without success.
 
 use crate::config::SettingsError;
+use crate::http::tls::TlsError;
+use crate::jwt::IssuersError;
 use crate::mirror;
 use pfr_schema::ErrorCode;
 use pfr_service::settings::FileError;
@@ -48,6 +50,12 @@ pub enum Error {
     /// The other registry of a command cannot be used.
     #[error(transparent)]
     Mirror(#[from] mirror::Error),
+    /// Its certificate cannot be used.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+    /// The issuers of tokens cannot be used.
+    #[error(transparent)]
+    Issuers(#[from] IssuersError),
     /// It cannot listen.
     #[error("cannot listen on {address}: {source}")]
     Listen {
@@ -109,6 +117,12 @@ impl Error {
                 ErrorCode::Denied
             }
             Self::Settings(_) => ErrorCode::InvalidRequest,
+            Self::Tls(TlsError::Read { source, .. }) | Self::Issuers(IssuersError::Read { source, .. })
+                if source.kind() == std::io::ErrorKind::PermissionDenied =>
+            {
+                ErrorCode::Denied
+            }
+            Self::Tls(_) | Self::Issuers(_) => ErrorCode::InvalidRequest,
             Self::Listen { source, .. } if source.kind() == std::io::ErrorKind::PermissionDenied => ErrorCode::Denied,
             Self::AuditFile { source, .. } => ErrorCode::of_io(source.kind()).unwrap_or(ErrorCode::InvalidRequest),
             Self::Listen { .. } | Self::Locked { .. } => ErrorCode::InvalidRequest,

@@ -3,8 +3,8 @@
 //! ```text
 //! main ─▶ config (flags, environment, file) ─▶ server (listener, connections, shutdown)
 //!                                                 │
-//! connection ─▶ http::base (domain) ─▶ http::request (id, limits, panics, metrics, one log line) ─▶ routes
-//!   ─▶ v1 ─▶ auth::Access (the store of the domain)
+//! connection ─▶ http::handshake (TLS) ─▶ http::base (domain) ─▶ http::request (id, limits, panics, metrics, one log line) ─▶ routes
+//!   ─▶ v1, or a page of ui ─▶ auth::Access (the store of the domain)
 //!                                                 │
 //!                                              problem (every error, one shape)
 //! ```
@@ -25,6 +25,7 @@ mod error;
 mod failures;
 mod health;
 mod http;
+pub mod jwt;
 mod lock;
 mod metrics;
 pub mod mirror;
@@ -32,12 +33,16 @@ mod problem;
 mod pull_through;
 mod rates;
 mod redirect;
+mod reload;
 pub mod routes;
 pub mod server;
 pub mod storage;
+mod ui;
 mod v1;
 
 pub use config::Config;
 pub use error::Error;
+pub use http::tls::TlsError;
 pub use lock::DataLock;
+pub use reload::Reloader;
 pub use server::Server;

@@ -9,10 +9,14 @@ pub(crate) const REQUESTS: &str = "pf_http_requests_total";
 pub(crate) const DURATION: &str = "pf_http_request_duration_seconds";
 pub(crate) const IN_FLIGHT: &str = "pf_http_in_flight_requests";
 pub(crate) const CONNECTIONS: &str = "pf_http_open_connections";
+pub(crate) const TLS_EXPIRY: &str = "pf_tls_certificate_expiry_timestamp_seconds";
+pub(crate) const TLS_FAILED: &str = "pf_tls_failed_handshakes_total";
+pub(crate) const RELOAD_ERRORS: &str = "pf_reload_errors_total";
 pub(crate) const ERRORS: &str = "pf_errors_total";
 pub(crate) const BYTES_RECEIVED: &str = "pf_frames_received_bytes_total";
 pub(crate) const BYTES_SENT: &str = "pf_frames_sent_bytes_total";
 pub(crate) const BYTES_REDIRECTED: &str = "pf_frames_redirected_bytes_total";
+pub(crate) const RAW_RECEIVED: &str = "pf_frames_received_raw_bytes_total";
 pub(crate) const FRAMES_RECEIVED: &str = "pf_frames_received_total";
 pub(crate) const FRAMES_NEW: &str = "pf_frames_new_total";
 pub(crate) const COMMITS: &str = "pf_commits_total";
@@ -100,10 +104,14 @@ fn describe() {
     describe_histogram!(DURATION, Unit::Seconds, "Time from a request's headers to the last byte of its response.");
     describe_gauge!(IN_FLIGHT, Unit::Count, "Requests being served.");
     describe_gauge!(CONNECTIONS, Unit::Count, "Connections that are open.");
+    describe_gauge!(TLS_EXPIRY, Unit::Seconds, "When the certificate in force expires, since 1970.");
+    describe_counter!(TLS_FAILED, Unit::Count, "Connections that ended before the end of their TLS handshake, by reason.");
+    describe_counter!(RELOAD_ERRORS, Unit::Count, "Certificates, token issuers and keys that were read again and could not be used.");
     describe_counter!(ERRORS, Unit::Count, "Requests that failed, by error code.");
     describe_counter!(BYTES_RECEIVED, Unit::Bytes, "Bytes of frame streams received, refused ones included.");
     describe_counter!(BYTES_SENT, Unit::Bytes, "Bytes of frame streams sent.");
     describe_counter!(BYTES_REDIRECTED, Unit::Bytes, "Bytes of frames that clients were told to fetch from the storage itself.");
+    describe_counter!(RAW_RECEIVED, Unit::Bytes, "Raw bytes that received and stored frames stand for.");
     describe_counter!(FRAMES_RECEIVED, Unit::Count, "Frames received and stored.");
     describe_counter!(FRAMES_NEW, Unit::Count, "Frames received whose blobs the store did not have.");
     describe_counter!(COMMITS, Unit::Count, "Commits, by whether the repository did not have the snapshot before.");
@@ -142,6 +150,7 @@ fn describe() {
         BYTES_RECEIVED,
         BYTES_SENT,
         BYTES_REDIRECTED,
+        RAW_RECEIVED,
         FRAMES_RECEIVED,
         FRAMES_NEW,
         TAG_CONFLICTS,
@@ -157,6 +166,9 @@ fn describe() {
     }
     for outcome in ["done", "failed"] {
         metrics::counter!(GC_RUNS, "trigger" => "schedule", "outcome" => outcome).increment(0);
+    }
+    for what in ["certificate", "issuers", "keys"] {
+        metrics::counter!(RELOAD_ERRORS, "what" => what).increment(0);
     }
     for name in [IN_FLIGHT, CONNECTIONS] {
         metrics::gauge!(name).increment(0.0);

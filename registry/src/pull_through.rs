@@ -183,7 +183,7 @@ impl PullThrough {
     /// Frames of blobs that are not here, passed on and not kept: only a read of a snapshot stores
     /// it. The reader verifies them.
     async fn frames(&self, remote: &Remote, unserved: UnservedFrames) -> Result<Response, ApiError> {
-        let frames = remote.frames(unserved.repository(), unserved.digests()).await.map_err(|error| failure(&error))?;
+        let frames = remote.frames(unserved.repository(), unserved.digests(), unserved.codecs()).await.map_err(|error| failure(&error))?;
         drop(unserved);
         // Only after the upstream has begun to answer: registries that ask each other must not wait
         // for each other's permits.

@@ -4,6 +4,7 @@
 use crate::domains::Domain;
 use crate::metrics::BYTES_REDIRECTED;
 use axum::http::{HeaderMap, header};
+use pfr_schema::codec::Codecs;
 use pfr_schema::media_type::FRAME_LOCATIONS;
 use pfr_schema::{Digest, api};
 use pfr_store::Result;
@@ -27,9 +28,10 @@ impl Redirects {
         Self { storage, expires }
     }
 
-    /// The locations of the frames of `digests`; `None` if this registry should rather send them.
-    pub(crate) async fn locations(&self, domain: &Domain, digests: &[Digest]) -> Result<Option<api::FrameLocations>> {
-        let ranges = domain.store.ranges(digests).await?;
+    /// The locations of the frames of `digests` for a client that reads these codecs; `None` if this
+    /// registry should rather send them.
+    pub(crate) async fn locations(&self, domain: &Domain, digests: &[Digest], codecs: Codecs) -> Result<Option<api::FrameLocations>> {
+        let Some(ranges) = domain.store.ranges(digests, codecs).await? else { return Ok(None) };
         let bytes: u64 = ranges.iter().map(|range| range.length).sum();
         if ranges.is_empty() || ranges.len() > MAX_RANGES || bytes / (ranges.len() as u64) < MIN_AVERAGE {
             return Ok(None);

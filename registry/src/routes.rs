@@ -1,19 +1,20 @@
 //! The map of the service: every route, and the OpenAPI document that is made from the same list.
 //!
 //! Paths are those of the default domain; `http::base` takes the base path of another one off
-//! before the router sees it. `/` and `/v2` are free: the user interface and the OCI distribution
-//! API go there.
+//! before the router sees it. `/v2` is free: the OCI distribution API goes there.
 
 use crate::app::App;
 use crate::auth::{action_of, name_of};
 use crate::health;
 use crate::http::request;
 use crate::pull_through::{self, PullThrough};
+use crate::ui;
 use crate::v1::{
     audit, domains, forks, frames, gc, inspect, integrity, pushes, quotas, repositories, snapshots, stats, tags, tasks, tokens,
 };
 use axum::Router;
 use axum::middleware;
+use axum::routing::{MethodRouter, get, post};
 use pfr_schema::Action;
 use std::sync::Arc;
 use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityRequirement, SecurityScheme};
@@ -121,6 +122,36 @@ fn table() -> OpenApiRouter<App> {
     ]
 }
 
+/// A page of the user interface: method, path, action, handler.
+type Page = (&'static str, &'static str, Option<Action>, MethodRouter<App>);
+
+macro_rules! pages {
+    ($($name:literal $method:ident $path:literal $handler:ident),+ $(,)?) => {
+        vec![$(($name, $path, action_of(&ui::$handler), $method(ui::$handler))),+]
+    };
+}
+
+/// The pages of the user interface. No client is written against them, so the document does not
+/// have them.
+fn pages() -> Vec<Page> {
+    pages![
+        "GET" get "/" overview,
+        "GET" get "/ui/-/repositories" repositories,
+        "GET" get "/ui/-/storage" storage,
+        "GET" get "/ui/-/tasks" tasks,
+        "GET" get "/ui/-/style.css" style,
+        "GET" get "/ui/-/icon.svg" icon,
+        "GET" get "/ui/{repo}" repository,
+        "GET" get "/ui/{repo}/{ref}" snapshot,
+        "POST" post "/ui/{repo}/{ref}/verify" verify,
+    ]
+}
+
+/// Each page as `GET /path`, and the action that a caller must be allowed.
+pub fn actions_of_pages() -> impl Iterator<Item = (String, &'static str)> {
+    pages().into_iter().map(|(method, path, action, _)| (format!("{method} {path}"), name_of(action)))
+}
+
 /// Names the action of an operation in the document.
 fn named((schemas, mut paths, methods): UtoipaMethodRouter<App>, action: Option<Action>) -> UtoipaMethodRouter<App> {
     for path in paths.paths.values_mut() {
@@ -147,6 +178,9 @@ pub fn openapi() -> String {
 /// The service.
 pub(crate) fn service(app: App, pull_through: Option<Arc<PullThrough>>) -> Router {
     let (mut router, _) = table().split_for_parts();
+    for (_, path, _, handler) in pages() {
+        router = router.route(path, handler);
+    }
     if let Some(layer) = pull_through {
         router = router.layer(middleware::from_fn_with_state((app.clone(), layer), pull_through::middleware));
     }

@@ -1,9 +1,9 @@
 //! The listener and its connections.
 //!
-//! hyper is driven by hand for features that `axum::serve` lacks: large read buffers (bodies arrive
-//! in pieces of up to 128 KiB instead of 8), time limits on headers and writes, a check of line
-//! ends, idle connections that make room for new ones, and a shutdown that cuts requests that do
-//! not finish.
+//! hyper is driven by hand for features that `axum::serve` lacks: TLS, large read buffers (bodies
+//! arrive in pieces of up to 128 KiB instead of 8), time limits on headers and writes, a check of
+//! line ends, idle connections that make room for new ones, and a shutdown that cuts requests that
+//! do not finish.
 
 use crate::app::App;
 use crate::audit::{AuditFile, Auditing};
@@ -11,11 +11,15 @@ use crate::config::Config;
 use crate::error::Error;
 use crate::http::address::Peer;
 use crate::http::base;
-use crate::http::connections::{Connections, OpenConnection};
-use crate::http::stream::Timed;
+use crate::http::connections::{ConnectionSlots, OpenConnection};
+use crate::http::handshake::Handshakes;
+use crate::http::stream::{Lines, Timed, Transport};
+use crate::http::tls::Tls;
+use crate::jwt::Issuers;
 use crate::lock::DataLock;
 use crate::metrics as names;
 use crate::pull_through::PullThrough;
+use crate::reload::{Reload, Reloader};
 use crate::routes;
 use crate::storage::Opened;
 use axum::Router;
@@ -37,8 +41,6 @@ const READ_BYTES: usize = 128 << 10;
 const HEADER_BYTES: usize = 64 << 10;
 /// Connections that may wait for room. More wait in the kernel's queue.
 const MAX_WAITING: usize = 64;
-/// How often a waiting connection looks for another one to close.
-const RETRY: Duration = Duration::from_millis(50);
 /// Pause after the system refused to accept, for example because no file handle is left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// How often the metrics recorder aggregates its samples, scraped or not.
@@ -51,6 +53,9 @@ pub struct Server {
     app: App,
     pull_through: Option<Arc<PullThrough>>,
     audit_file: Option<AuditFile>,
+    tls: Option<Arc<Tls>>,
+    issuers: Option<Arc<Issuers>>,
+    reloader: Reloader,
     config: Config,
     _lock: Option<DataLock>,
 }
@@ -78,14 +83,17 @@ impl Server {
 
     async fn bind_opened(opened: Opened, config: Config, lock: Option<DataLock>) -> Result<Self, Error> {
         let metrics = names::recorder().map_err(Error::Metrics)?;
+        let tls = Tls::of(&config)?.map(Arc::new);
+        let issuers = Issuers::of(&config)?.map(Arc::new);
         let fail = |source| Error::Listen { address: config.listen, source };
         let listener = TcpListener::bind(config.listen).await.map_err(fail)?;
         let address = listener.local_addr().map_err(fail)?;
         let pull_through = PullThrough::of(&config, opened.domains.default_store()).map_err(crate::mirror::Error::from)?;
         if config.require_tokens {
-            warn_about_tokens(&opened.domains, address).await?;
+            let is_plain = tls.is_none() && !config.behind_proxy && !address.ip().is_loopback();
+            warn_about_tokens(&opened.domains, issuers.is_some(), is_plain.then_some(address)).await?;
         }
-        let app = App::new(opened, metrics, routes::openapi(), &config);
+        let app = App::new(opened, metrics, routes::openapi(), issuers.clone(), &config);
         let audit_file = match config.audit_log.as_path() {
             path if path.as_os_str().is_empty() => None,
             path => {
@@ -93,13 +101,28 @@ impl Server {
                 Some(AuditFile::open(path, app.domains.clone(), Arc::clone(&app.audit)).map_err(fail)?)
             }
         };
-        Ok(Self { listener, address, app, pull_through, audit_file, config, _lock: lock })
+        let reloader = Reloader::default();
+        Ok(Self { listener, address, app, pull_through, audit_file, tls, issuers, reloader, config, _lock: lock })
     }
 
     /// The address that it listens on.
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Its base URL, with the address that it listens on.
+    #[must_use]
+    pub fn url(&self) -> String {
+        format!("{}://{}", if self.tls.is_some() { "https" } else { "http" }, self.address)
+    }
+
+    /// What has its certificate, token issuers and keys read again, and its audit file opened
+    /// again; none if it has none of these.
+    #[must_use]
+    pub fn reloader(&self) -> Option<Reloader> {
+        let has_files = self.tls.is_some() || self.issuers.is_some() || self.audit_file.is_some();
+        has_files.then(|| self.reloader.clone())
     }
 
     /// The store of its default domain.
@@ -115,10 +138,11 @@ impl Server {
     /// None today: an error of a connection ends only that connection.
     pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<(), Error> {
         let (stop, stopping) = watch::channel(false);
-        let slots = Arc::new(ConnectionSlots {
-            permits: Arc::new(Semaphore::new(self.config.max_connections)),
-            connections: Arc::default(),
-            limit: Duration::from_secs(self.config.queue_seconds),
+        let reloading = self.reloader().map(|reloader| {
+            let tls = self.tls.clone().map(|tls| tls as Arc<dyn Reload>);
+            let issuers = self.issuers.clone().map(|issuers| issuers as Arc<dyn Reload>);
+            let audit_file = self.audit_file.as_ref().map(|_| Arc::clone(&self.app.audit) as Arc<dyn Reload>);
+            tokio::spawn(reloader.run(tls.into_iter().chain(issuers).chain(audit_file).collect()))
         });
         let waiting = Arc::new(Semaphore::new(MAX_WAITING));
         let mut connections = JoinSet::new();
@@ -126,7 +150,14 @@ impl Server {
         let mut shutdown = std::pin::pin!(shutdown);
         let (domains, recorder) = (self.app.domains.clone(), self.app.metrics.clone());
         let auditing = Auditing::begin(Arc::clone(&self.app.audit), domains.clone(), self.audit_file);
-        let service = routes::service(self.app, self.pull_through);
+        let queue = Duration::from_secs(self.config.queue_seconds);
+        let handshake_limit = Duration::from_secs(self.config.tls_handshake_seconds);
+        let serving = Arc::new(Serving {
+            service: routes::service(self.app, self.pull_through),
+            slots: ConnectionSlots::new(self.config.max_connections, queue),
+            handshakes: self.tls.map(|tls| Handshakes::new(tls, handshake_limit, queue, self.config.pace())),
+            config: self.config.clone(),
+        });
         let served = domains.clone();
         let tasks = tokio::spawn(async move { served.run().await });
         let (data, database, storage) = (self.config.data.display(), &self.config.database, &self.config.storage);
@@ -146,16 +177,8 @@ impl Server {
             };
             match accepted {
                 Ok((stream, entering)) => {
-                    let (service, config, slots) = (service.clone(), self.config.clone(), Arc::clone(&slots));
-                    let stopping = stopping.clone();
-                    connections.spawn(async move {
-                        let Some(permit) = slots.enter().await else {
-                            return tracing::warn!("connection refused: too many connections, and none of them is idle");
-                        };
-                        drop(entering);
-                        connection(stream, service, config, slots.connections.open(), stopping).await;
-                        drop(permit);
-                    });
+                    let (serving, stopping) = (Arc::clone(&serving), stopping.clone());
+                    connections.spawn(async move { serving.connection(stream, entering, stopping).await });
                 }
                 Err(error) => {
                     tracing::warn!(%error, "cannot accept a connection");
@@ -164,6 +187,9 @@ impl Server {
             }
         }
         drop(self.listener);
+        if let Some(reloading) = reloading {
+            reloading.abort();
+        }
         let grace = Duration::from_secs(self.config.shutdown_grace);
         tracing::info!(connections = connections.len(), grace_seconds = self.config.shutdown_grace, "stopping");
         // An error means that there is no connection.
@@ -193,46 +219,14 @@ impl Server {
 }
 
 /// Says at start what would be found out by refused requests only, or too late.
-async fn warn_about_tokens(domains: &pfr_store::Domains, address: SocketAddr) -> Result<(), Error> {
-    if domains.access_tokens().list(None, 1).await?.rows.is_empty() {
+async fn warn_about_tokens(domains: &pfr_store::Domains, has_issuers: bool, plain: Option<SocketAddr>) -> Result<(), Error> {
+    if !has_issuers && domains.access_tokens().list(None, 1).await?.rows.is_empty() {
         tracing::warn!("tokens are required and there is none: `pf-registry token create` makes one");
     }
-    if !address.ip().is_loopback() {
-        tracing::warn!(%address, "tokens and snapshots cross the network in plain HTTP: put a proxy with TLS in front");
+    if let Some(address) = plain {
+        tracing::warn!(%address, "tokens and snapshots cross the network in plain HTTP: give --tls-cert and --tls-key");
     }
     Ok(())
-}
-
-/// The open connections, and how many there may be.
-struct ConnectionSlots {
-    permits: Arc<Semaphore>,
-    connections: Arc<Connections>,
-    /// How long a new connection waits.
-    limit: Duration,
-}
-
-impl ConnectionSlots {
-    /// Admits a new connection. If there are too many, the connection that is needed least is
-    /// closed.
-    async fn enter(&self) -> Option<OwnedSemaphorePermit> {
-        let permits = || Arc::clone(&self.permits);
-        if let Ok(permit) = permits().try_acquire_owned() {
-            return Some(permit);
-        }
-        let entering = permits().acquire_owned();
-        let closing = async {
-            loop {
-                self.connections.make_room();
-                tokio::time::sleep(RETRY).await;
-            }
-        };
-        tokio::select! {
-            biased;
-            permit = entering => permit.ok(),
-            never = closing => never,
-            () = tokio::time::sleep(self.limit) => None,
-        }
-    }
 }
 
 async fn accept(listener: &TcpListener, waiting: &Arc<Semaphore>) -> std::io::Result<(TcpStream, OwnedSemaphorePermit)> {
@@ -241,46 +235,86 @@ async fn accept(listener: &TcpListener, waiting: &Arc<Semaphore>) -> std::io::Re
     Ok((stream, permit))
 }
 
-async fn connection(stream: TcpStream, service: Router, config: Config, open: OpenConnection, mut stopping: watch::Receiver<bool>) {
-    let _open = OpenGauge::new();
-    let state = Arc::clone(&open.connection);
-    let peer = stream.peer_addr().ok().map(|address| Peer(address.ip()));
-    // Small answers must not wait for an acknowledgement of the client. Without this option they
-    // do, which is only slower.
-    let _ = stream.set_nodelay(true);
-    let stream = Timed::new(stream, config.pace(), Arc::clone(&state));
-    let service = TowerToHyperService::new(service);
-    let requests = Arc::clone(&state);
-    let service = service_fn(move |mut request: hyper::Request<hyper::body::Incoming>| {
-        requests.request();
-        base::take_off(&mut request);
-        request.extensions_mut().insert(Arc::clone(&requests));
-        if let Some(peer) = peer {
-            request.extensions_mut().insert(peer);
+/// What all connections share.
+struct Serving {
+    service: Router,
+    slots: ConnectionSlots,
+    /// None: plain HTTP.
+    handshakes: Option<Handshakes>,
+    config: Config,
+}
+
+impl Serving {
+    /// Serves a connection from its beginning to its end.
+    async fn connection(&self, stream: TcpStream, entering: OwnedSemaphorePermit, mut stopping: watch::Receiver<bool>) {
+        // Small answers must not wait for an acknowledgement of the client. Without this option
+        // they do, which is only slower.
+        let _ = stream.set_nodelay(true);
+        let peer = stream.peer_addr().ok().map(|address| Peer(address.ip()));
+        let admitted = tokio::select! {
+            biased;
+            admitted = self.admit(stream, entering) => admitted,
+            // Nothing has been asked yet.
+            _ = stopping.wait_for(|stop| *stop) => None,
+        };
+        if let Some((transport, open, permit)) = admitted {
+            self.requests(transport, peer, open, stopping).await;
+            drop(permit);
         }
-        service.call(request)
-    });
-    let connection = http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(Duration::from_secs(config.header_seconds))
-        .max_header_size(HEADER_BYTES)
-        .max_buf_size(READ_BYTES)
-        .serve_connection(TokioIo::new(stream), service);
-    let mut connection = std::pin::pin!(connection);
-    let stop = async {
-        let _ = stopping.wait_for(|stop| *stop).await;
-    };
-    let ended = tokio::select! {
-        ended = &mut connection => ended,
-        () = state.closed() => return tracing::debug!("connection closed to make room for another"),
-        () = stop => {
-            connection.as_mut().graceful_shutdown();
-            connection.await
+    }
+
+    /// Finds a place for a connection, after its handshake if there is TLS.
+    async fn admit(&self, stream: TcpStream, entering: OwnedSemaphorePermit) -> Option<(Transport, OpenConnection, OwnedSemaphorePermit)> {
+        if let Some(handshakes) = &self.handshakes {
+            return handshakes.take(stream, entering, &self.slots).await;
         }
-    };
-    if let Err(error) = ended {
-        // Requests have their own log line. This one is for debugging a network.
-        tracing::debug!(%error, "connection ended");
+        let Some(permit) = self.slots.enter().await else {
+            tracing::warn!("connection refused: too many connections, and none of them is idle");
+            return None;
+        };
+        drop(entering);
+        let open = self.slots.connections.open();
+        let stream = Timed::new(stream, self.config.pace(), Arc::clone(&open.connection));
+        Some((Transport::Plain(stream), open, permit))
+    }
+
+    async fn requests(&self, transport: Transport, peer: Option<Peer>, open: OpenConnection, mut stopping: watch::Receiver<bool>) {
+        let _open = OpenGauge::new();
+        let state = Arc::clone(&open.connection);
+        let stream = Lines::new(transport, Arc::clone(&state));
+        let service = TowerToHyperService::new(self.service.clone());
+        let requests = Arc::clone(&state);
+        let service = service_fn(move |mut request: hyper::Request<hyper::body::Incoming>| {
+            requests.request();
+            base::take_off(&mut request);
+            request.extensions_mut().insert(Arc::clone(&requests));
+            if let Some(peer) = peer {
+                request.extensions_mut().insert(peer);
+            }
+            service.call(request)
+        });
+        let connection = http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(Duration::from_secs(self.config.header_seconds))
+            .max_header_size(HEADER_BYTES)
+            .max_buf_size(READ_BYTES)
+            .serve_connection(TokioIo::new(stream), service);
+        let mut connection = std::pin::pin!(connection);
+        let stop = async {
+            let _ = stopping.wait_for(|stop| *stop).await;
+        };
+        let ended = tokio::select! {
+            ended = &mut connection => ended,
+            () = state.closed() => return tracing::debug!("connection closed to make room for another"),
+            () = stop => {
+                connection.as_mut().graceful_shutdown();
+                connection.await
+            }
+        };
+        if let Err(error) = ended {
+            // Requests have their own log line. This one is for debugging a network.
+            tracing::debug!(%error, "connection ended");
+        }
     }
 }
 

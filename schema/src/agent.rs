@@ -202,6 +202,9 @@ pub struct SnapshotReport {
     pub bytes_new: u64,
     /// Of these, bytes of state tensors.
     pub bytes_state: u64,
+    /// Bytes in which the local store holds what is new.
+    #[serde(default)]
+    pub bytes_stored: u64,
     /// How long the engine was paused, in seconds.
     pub pause_seconds: f64,
     /// From the request to the commit in the local store, in seconds.

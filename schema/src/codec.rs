@@ -3,10 +3,14 @@
 //! Numbers are stable. `docs/formats.md` lists them.
 
 mod bitmaps;
+mod compression;
 mod huffman;
+mod set;
 mod tensor;
 
 pub use bitmaps::Kernel;
+pub use compression::{BlobEncoder, Compression};
+pub use set::{CODECS_HEADER, Codecs};
 pub use tensor::Encoder as TensorEncoder;
 
 use crate::error::FormatError;
@@ -70,7 +74,14 @@ impl Codec {
         Self::ALL.iter().copied().find(|c| *c as u8 == number)
     }
 
-    fn error(self, reason: impl ToString) -> FormatError {
+    /// The codec with this name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.iter().copied().find(|c| c.name() == name)
+    }
+
+    /// The error of a payload in this codec.
+    pub fn error(self, reason: impl ToString) -> FormatError {
         FormatError::Codec { codec: self.name(), reason: reason.to_string() }
     }
 }
@@ -163,6 +174,17 @@ impl Decoder {
     /// [`FormatError::Codec`] on malformed input or more output than promised; what `sink` got
     /// until then must be discarded.
     pub fn update(&mut self, stored: &[u8], sink: &mut dyn FnMut(&[u8])) -> Result<(), FormatError> {
+        self.update_some(stored, usize::MAX, sink).map(|_| ())
+    }
+
+    /// Decodes the next piece until about `most` bytes came out: a few bytes of a tensor codec may
+    /// stand for many zeros. Returns how much of the piece was used. Call it again with the rest,
+    /// and then with nothing, until nothing comes out any more. (Of `zstd` a piece is always
+    /// decoded to its end.)
+    ///
+    /// # Errors
+    /// As [`Self::update`].
+    pub fn update_some(&mut self, stored: &[u8], most: usize, sink: &mut dyn FnMut(&[u8])) -> Result<usize, FormatError> {
         let (codec, left) = (self.codec, &mut self.left);
         let mut take = |bytes: &[u8], excess: &str| -> Result<(), FormatError> {
             *left = left.checked_sub(bytes.len() as u64).ok_or_else(|| codec.error(excess))?;
@@ -170,9 +192,12 @@ impl Decoder {
             Ok(())
         };
         match &mut self.state {
-            State::Raw => take(stored, "more bytes than the raw length"),
-            State::Zstd(zstd) => zstd.update(stored, codec, &mut |bytes| take(bytes, EXCESS)),
-            State::Tensor(tensor) => tensor.update(stored, codec, &mut |bytes| take(bytes, EXCESS)),
+            State::Raw => {
+                let some = &stored[..stored.len().min(most)];
+                take(some, "more bytes than the raw length").map(|()| some.len())
+            }
+            State::Zstd(zstd) => zstd.update(stored, codec, &mut |bytes| take(bytes, EXCESS)).map(|()| stored.len()),
+            State::Tensor(tensor) => tensor.update(stored, most, codec, &mut |bytes| take(bytes, EXCESS)),
         }
     }
 

@@ -27,7 +27,7 @@ pub use hold::{
 };
 pub use outcome::{Outcome, Report, Taking};
 
-use crate::checkpoint::Layout;
+use crate::checkpoint::{Dtype, Layout};
 use crate::digest::Digest;
 use crate::error::ErrorCode;
 use crate::geometry::Geometry;
@@ -358,6 +358,10 @@ pub struct GroupLayout {
     /// Shape of a page; given exactly when the layout is [`crate::flat::LAYOUT`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub geometry: Option<Geometry>,
+    /// Type of the elements of a page without a geometry, if all or nearly all are of one type. It
+    /// decides how pages are encoded in the agent's store, and is not part of the state.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dtype: Option<Dtype>,
     /// Blobs of a page.
     #[serde(default)]
     pub components: Vec<Component>,
@@ -367,6 +371,12 @@ pub struct GroupLayout {
 }
 
 impl GroupLayout {
+    /// Type of the elements of a page, if the engine says it.
+    #[must_use]
+    pub fn elements(&self) -> Option<Dtype> {
+        self.geometry.map(|geometry| geometry.dtype.into()).or(self.dtype)
+    }
+
     /// What the rank with this layout holds of each layer and state tensor.
     #[must_use]
     pub fn shards(&self, rank: u32) -> GroupShards {

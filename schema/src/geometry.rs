@@ -1,5 +1,6 @@
 //! The shape of a page.
 
+use crate::checkpoint;
 use crate::error::FormatError;
 use crate::limits::Limits;
 use serde::{Deserialize, Serialize};
@@ -27,6 +28,17 @@ impl Dtype {
             Self::Bf16 | Self::F16 => 2,
             Self::F32 => 4,
             Self::Fp8E4m3 => 1,
+        }
+    }
+}
+
+impl From<Dtype> for checkpoint::Dtype {
+    fn from(dtype: Dtype) -> Self {
+        match dtype {
+            Dtype::Bf16 => Self::Bf16,
+            Dtype::F16 => Self::F16,
+            Dtype::F32 => Self::F32,
+            Dtype::Fp8E4m3 => Self::Fp8E4m3,
         }
     }
 }

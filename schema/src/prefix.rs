@@ -148,5 +148,6 @@ mod tests {
         let one = serde_json::from_str(r#"{"b":{"y":1,"x":2},"a":"w"}"#).expect("JSON");
         let two = serde_json::from_str(r#"{"a":"w","b":{"x":2,"y":1}}"#).expect("JSON");
         assert_eq!(fingerprint(&one), fingerprint(&two));
+        assert_eq!(fingerprint(&one), Digest::sha256(br#"{"a":"w","b":{"x":2,"y":1}}"#), "compact JSON, keys sorted");
     }
 }

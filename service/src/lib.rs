@@ -9,7 +9,7 @@
 //! | [`secret`] | tokens and passwords that cannot be printed | `program` |
 //! | [`user_dirs`] | the folders of the user | `program` |
 //! | [`log`] | the log on standard error | `program` |
-//! | [`signals`] | the signals that end a program | `program` |
+//! | [`signals`] | the signals that end a program, or have it read its files again | `program` |
 //! | [`problem`] | errors as `application/problem+json` | `http` |
 //! | [`metrics`] | the recorder behind `/metrics` | `http` |
 //!

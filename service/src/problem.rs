@@ -68,11 +68,22 @@ impl ApiError {
         self
     }
 
+    /// When to try again, in seconds: the value of `Retry-After`.
+    #[must_use]
+    pub fn retry_after(&self) -> Option<u64> {
+        self.retry_after.or(match self.code {
+            ErrorCode::Overloaded | ErrorCode::RateLimited => Some(1),
+            ErrorCode::Unavailable => Some(5),
+            ErrorCode::StorageFull => Some(60),
+            _ => None,
+        })
+    }
+
     /// The response as sent.
     #[must_use]
     pub fn into_problem(self, request_id: &str) -> Response {
-        let Self { code, detail, missing, status, retry_after, .. } = self;
-        let retry_after = retry_after.or_else(|| seconds_until_retry(code));
+        let retry_after = self.retry_after();
+        let Self { code, detail, missing, status, .. } = self;
         let request_id = Some(request_id.to_owned());
         let problem = Problem { status: status.as_u16(), missing, request_id, ..Problem::new(code, detail) };
         let mut response = (status, Json(problem)).into_response();
@@ -113,16 +124,6 @@ pub fn of_response(response: &mut Response, method: &Method, path: &str) -> Opti
         status => ApiError::new(ErrorCode::Internal, "a bug in the server; please report it with the request id")
             .because(format!("a response without a reason: {status}")),
     })
-}
-
-/// When to try again, in seconds.
-fn seconds_until_retry(code: ErrorCode) -> Option<u64> {
-    match code {
-        ErrorCode::Overloaded | ErrorCode::RateLimited => Some(1),
-        ErrorCode::Unavailable => Some(5),
-        ErrorCode::StorageFull => Some(60),
-        _ => None,
-    }
 }
 
 #[cfg(test)]

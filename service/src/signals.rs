@@ -1,4 +1,4 @@
-//! The signals that end a program.
+//! The signals that end a program, or have it read its files again.
 
 use std::fmt;
 use std::future::poll_fn;
@@ -9,7 +9,7 @@ use tokio::signal::unix::{Signal as Stream, SignalKind, signal};
 /// A signal that ends a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Signal {
-    /// The terminal was closed.
+    /// The terminal was closed. A server with files to read again is asked to do so.
     Hangup,
     /// Ctrl-C.
     Interrupt,
@@ -71,6 +71,15 @@ impl Caught {
 pub fn of_command() -> io::Result<impl Future<Output = Signal>> {
     let mut caught = Caught::of(&[Signal::Interrupt, Signal::Terminate, Signal::Hangup])?;
     Ok(async move { caught.next().await })
+}
+
+/// The signals that ask a server to read its files again. From now on a closed terminal does not
+/// end it.
+///
+/// # Errors
+/// Signals cannot be caught.
+pub fn hangups() -> io::Result<Stream> {
+    signal(SignalKind::hangup())
 }
 
 /// Completes at the first signal that ends a server. A second one ends the process at once.

@@ -1,9 +1,11 @@
 //! Downloads of frames: located in metadata, read as ranges of packs, sent as they are.
 
+mod codecs;
 mod outputs;
 mod ranges;
 mod serve;
 
+pub use codecs::in_codecs;
 pub(crate) use outputs::Outputs;
 pub use ranges::PackRange;
 pub use serve::Served;

@@ -104,7 +104,7 @@ impl Ingest<'_> {
         S: Stream<Item = Result<Bytes>> + Send + Unpin,
     {
         let mut source = Source::new(self.store, stream);
-        let mut frames = Verifier::new(self.store.options.limits.clone());
+        let mut frames = Verifier::new(self.store.options.limits.clone(), self.store.options.codecs);
         // Whether complete blobs are being handed on, because other work waits for the place or the
         // one for large documents is taken.
         let mut leaving = false;

@@ -50,7 +50,7 @@ pub use backends::{PostgresMetadata, PostgresOptions};
 pub use clock::Clock;
 pub use domains::{DomainHome, DomainPacks, DomainTables, Domains};
 pub use error::{Error, Result};
-pub use frames::{BoxFrames, PackRange, Served};
+pub use frames::{BoxFrames, PackRange, Served, in_codecs};
 pub use gc::{GcOptions, GcPart};
 pub use ingest::Ingested;
 pub use inspect::{PrefixIndexTask, VerifyProgress};

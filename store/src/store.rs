@@ -17,10 +17,11 @@ use object_store::local::LocalFileSystem;
 use object_store::memory::InMemory;
 use parking_lot::Mutex;
 use pfr_schema::api::{Committed, TagState, snapshot_etag};
+use pfr_schema::codec::{self, Codecs};
 use pfr_schema::container::Container;
 use pfr_schema::snapshot::Manifest;
-use pfr_schema::{Digest, Kind, Limits, RepositoryName, Selector, Tag, codec};
-use std::collections::HashSet;
+use pfr_schema::{Digest, Kind, Limits, RepositoryName, Selector, Tag};
+use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -49,6 +50,9 @@ pub struct Options {
     /// Bytes that all uploads that wait for their clients may hold together, beyond 64 KiB each.
     /// Default 32 MiB.
     pub slow_bytes: u64,
+    /// Codecs of frames that are taken in; a frame in another one is refused. Whatever is stored is
+    /// read. Default all.
+    pub codecs: Codecs,
     /// How long an upload waits for its turn before it is refused as [`Error::Overloaded`]. Default
     /// 10 minutes, since the clients of a local store have no other store to use.
     pub queue: Duration,
@@ -67,6 +71,7 @@ impl Default for Options {
             outputs: 6,
             min_free: None,
             slow_bytes: 32 << 20,
+            codecs: Codecs::ALL,
             queue: Duration::from_secs(600),
             limits: Limits::default(),
             clock: Clock::system(),
@@ -388,6 +393,14 @@ impl Store {
     /// [`Error::RepositoryUnknown`], [`Error::Invalid`] for a cursor that is none.
     pub async fn snapshots(&self, repository: &RepositoryName, after: Option<String>, limit: usize) -> Result<Page<SnapshotRow>> {
         self.metadata.snapshots(repository.clone(), after, limit).await
+    }
+
+    /// The prefix lengths of snapshots, in tokens. Snapshots that say no length are left out.
+    ///
+    /// # Errors
+    /// [`Error::RepositoryUnknown`].
+    pub async fn prefix_lengths(&self, repository: &RepositoryName, snapshots: Vec<Digest>) -> Result<HashMap<Digest, u64>> {
+        Ok(self.metadata.prefix_lengths(repository.clone(), snapshots).await?.into_iter().collect())
     }
 
     /// Tags of a repository by name.

@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use bytes::Bytes;
 use futures::Stream;
 use futures::StreamExt as _;
-use pfr_schema::codec::{self, Codec, Decoder};
+use pfr_schema::codec::{self, Codec, Codecs, Decoder};
 use pfr_schema::frame::{CHECKSUM, Event, Header, Parser};
 use pfr_schema::{FormatError, Hasher, Limits};
 use std::borrow::Cow;
@@ -137,7 +137,7 @@ pub fn verified_frames<S>(stream: S, limits: Limits, large_documents: Arc<Semaph
 where
     S: Stream<Item = Result<Bytes>> + Send + Unpin,
 {
-    let state = (Verifier::new(limits), stream, large_documents);
+    let state = (Verifier::new(limits, Codecs::ALL), stream, large_documents);
     futures::stream::try_unfold(state, |(mut verifier, mut stream, large)| async move {
         loop {
             match verifier.step().await? {
@@ -180,6 +180,8 @@ enum Current {
 /// client.
 pub(crate) struct Verifier {
     parser: Parser,
+    /// A frame in another codec ends the stream with an error.
+    codecs: Codecs,
     /// A large document that begins when its permit is granted.
     asked: Option<Header>,
     current: Option<Current>,
@@ -197,9 +199,10 @@ pub(crate) struct Verifier {
 }
 
 impl Verifier {
-    pub(crate) fn new(limits: Limits) -> Self {
+    pub(crate) fn new(limits: Limits, codecs: Codecs) -> Self {
         Self {
             parser: Parser::new(limits),
+            codecs,
             asked: None,
             current: None,
             partial: 0,
@@ -300,6 +303,14 @@ impl Verifier {
         }
     }
 
+    fn check_codec(&self, header: &Header) -> Result<()> {
+        if self.codecs.contains(header.codec) {
+            return Ok(());
+        }
+        let source = header.codec.error(format_args!("not taken here, only {}; encode the blob in one of these", self.codecs));
+        Err(Error::Frame { position: self.parser.position(), digest: header.digest, source })
+    }
+
     fn hold(&mut self, header: Header, permit: Option<OwnedSemaphorePermit>) {
         let position = self.parser.position();
         self.current = Some(Current::Whole(Whole { header, payload: Vec::new(), checksum: 0, position, permit }));
@@ -308,6 +319,7 @@ impl Verifier {
     async fn event(&mut self, event: Event) -> Result<Option<Step>> {
         match event {
             Event::Begin(header) => {
+                self.check_codec(&header)?;
                 if header.stored_len.max(header.raw_len) <= WHOLE_MAX {
                     self.hold(header, None);
                     return Ok(None);

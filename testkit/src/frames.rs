@@ -1,7 +1,7 @@
 //! Makes raw frames, with true or false claims in their headers.
 
 use bytes::Bytes;
-use pfr_schema::codec::Codec;
+use pfr_schema::codec::{Codec, TensorEncoder};
 use pfr_schema::frame::{self, Header};
 use pfr_schema::tree::Document;
 use pfr_schema::{Digest, Kind};
@@ -17,6 +17,15 @@ pub fn claiming(kind: Kind, digest: Digest, raw: &[u8]) -> Bytes {
 #[must_use]
 pub fn blob(raw: &[u8]) -> Bytes {
     claiming(Kind::Blob, Digest::sha256(raw), raw)
+}
+
+/// A frame of a plain blob in a tensor codec, which must make it smaller.
+#[must_use]
+pub fn encoded(codec: Codec, raw: &[u8]) -> Bytes {
+    let mut encoder = TensorEncoder::new(codec).unwrap();
+    let payload = encoder.encode(raw).expect("it becomes smaller");
+    let (digest, raw_len, stored_len) = (Digest::sha256(raw), raw.len() as u64, payload.len() as u64);
+    frame::encode(&Header { codec, kind: Kind::Blob, digest, raw_len, stored_len }, payload).into()
 }
 
 /// A raw frame of a document.

@@ -52,6 +52,8 @@ pub enum Fate {
     Hold(Arc<Semaphore>),
     /// It is passed on as one for another path.
     Redirect(String),
+    /// It is passed on with another value of this header.
+    With(&'static str, &'static str),
     /// The registry serves it and the answer is lost: a gateway answers for it.
     LoseAnswer,
     /// The answer is cut after so many bytes of its body.
@@ -153,7 +155,11 @@ async fn forward(State(inside): State<Inside>, request: Request) -> Response {
         _ => {}
     }
     let path = if let Fate::Redirect(path) = &fate { path } else { &path };
-    let answer = inside.client.request(parts.method, format!("{}{path}", inside.registry)).headers(parts.headers).body(body);
+    let mut headers = parts.headers;
+    if let Fate::With(name, value) = &fate {
+        headers.insert(*name, HeaderValue::from_static(value));
+    }
+    let answer = inside.client.request(parts.method, format!("{}{path}", inside.registry)).headers(headers).body(body);
     let Ok(answer) = answer.send().await else { return StatusCode::BAD_GATEWAY.into_response() };
     let (status, content_type) = (answer.status(), answer.headers().get(header::CONTENT_TYPE).cloned());
     let Ok(body) = answer.bytes().await else { return StatusCode::BAD_GATEWAY.into_response() };

@@ -92,6 +92,17 @@ pub fn bytes(number: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
+/// Numbers of `bf16` around zero, as real pages hold them: a tensor codec makes them smaller.
+#[must_use]
+pub fn numbers(number: u64, len: usize) -> Vec<u8> {
+    // The sum of uniform numbers is nearly normal.
+    let sum = |parts: &[u8]| parts.as_chunks::<2>().0.iter().map(|part| f32::from(i16::from_le_bytes(*part)) / 65_536.0).sum::<f32>();
+    let mut numbers: Vec<u8> =
+        bytes(number, 4 * len + 8).chunks_exact(8).flat_map(|parts| sum(parts).to_le_bytes()[2..].to_vec()).collect();
+    numbers.truncate(len);
+    numbers
+}
+
 /// What a snapshot is made of.
 #[derive(Clone, Debug)]
 pub struct Builder {

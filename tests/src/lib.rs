@@ -6,22 +6,21 @@
 #![expect(clippy::unwrap_used, clippy::missing_panics_doc, reason = "a test that cannot go on should stop and say where")]
 
 mod capture;
-mod disk;
 pub mod linearizable;
 mod network;
 mod processes;
 mod snapshots;
 
 pub use capture::{Engine, Host, Model, Step};
-pub use disk::{LoopDisk, SmallDisk};
 pub use network::{Proxy, Tamper};
+pub use pfr_testkit::disk::{LoopDisk, SmallDisk};
 pub use pfr_testkit::front::{Fate, Front, Seen};
 pub use pfr_testkit::run::{seed, skip};
+pub use pfr_testkit::wait_for;
 pub use processes::{Output, Pf, Registry, ask, peak_memory};
 pub use snapshots::{Shape, SnapshotDir, Wire};
 
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
 /// Path of one of the workspace's binaries, beside the running test.
 #[must_use]
@@ -43,18 +42,6 @@ pub fn own_address() -> std::net::Ipv4Addr {
 /// Starts a [`Front`], a proxy with a rule, before a registry, on [`own_address`].
 pub fn front(registry: &str, rule: impl FnMut(&Seen) -> Fate + Send + 'static) -> Front {
     Front::start_at(own_address().into(), registry, rule)
-}
-
-/// Waits until `condition` yields something; panics after `seconds`.
-pub fn wait_for<T>(what: &str, seconds: u64, mut condition: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + Duration::from_secs(seconds);
-    loop {
-        if let Some(value) = condition() {
-            return value;
-        }
-        assert!(Instant::now() < deadline, "waited {seconds} s for {what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
 }
 
 /// Every file below `dir` with its bytes, sorted by path.

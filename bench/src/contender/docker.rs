@@ -111,7 +111,7 @@ impl Contender for Docker {
         let said = |before: client::Moved| {
             let now = client.moved();
             let (bytes, requests) = (now.bytes - before.bytes, now.requests - before.requests);
-            Reported { bytes_moved: Some(bytes), round_trips: Some(requests), server_memory: peak_memory(pid), client_memory: None }
+            Reported { bytes_moved: Some(bytes), round_trips: Some(requests), server_memory: peak_memory(pid), ..Reported::default() }
         };
         let mut push = |step: Step, snapshot: &Snapshot, tag: &str| {
             let before = client.moved();

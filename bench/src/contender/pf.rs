@@ -1,10 +1,12 @@
-//! `pf` and `pf-registry`, as processes on loopback, as a user runs them.
+//! `pf` and `pf-registry`, as processes on loopback, as a user runs them: once for each setting of
+//! `--compression`.
 
 use super::Contender;
 use crate::Result;
 use crate::meter::{Meter, Reported, Step};
 use crate::usage::{Server, peak_memory, run};
 use crate::workload::{Workload, empty_dir, warm_dir};
+use pfr_schema::codec::Compression;
 use serde::Deserialize;
 use std::ffi::OsStr;
 use std::io::{BufRead as _, BufReader};
@@ -17,6 +19,17 @@ pub struct Pf {
     pub pf: PathBuf,
     /// The registry.
     pub registry: PathBuf,
+    /// How the client encodes what it pushes.
+    pub compression: Compression,
+}
+
+/// The name of a contender.
+pub const fn name(compression: Compression) -> &'static str {
+    match compression {
+        Compression::Hot => "pf-hot",
+        Compression::Cold => "pf-cold",
+        Compression::Off => "pf-off",
+    }
 }
 
 /// The fields that are read from `--json` of a push or a pull.
@@ -25,6 +38,12 @@ struct Report {
     #[serde(rename = "sent_bytes", alias = "received_bytes")]
     moved_bytes: u64,
     round_trips: u64,
+}
+
+/// The field that is read from `stats --json`.
+#[derive(Deserialize)]
+struct Stats {
+    stored_bytes: u64,
 }
 
 /// Starts the registry `program` with `arguments` on a free port. Returns it with its base URL.
@@ -49,13 +68,14 @@ impl Pf {
         let mut command = Command::new(&self.pf);
         command.env("HOME", home).env_remove("XDG_CONFIG_HOME").env_remove("XDG_DATA_HOME").env_remove("PF_TOKEN");
         command.args(["--json", "--quiet", "--registry", url, "--store"]).arg(store);
+        command.env("PF_COMPRESSION", self.compression.name());
         command
     }
 }
 
 impl Contender for Pf {
     fn name(&self) -> &'static str {
-        "pf"
+        name(self.compression)
     }
 
     fn round(&mut self, workload: &Workload, dir: &Path, meter: &mut Meter<'_>) -> Result<()> {
@@ -63,13 +83,14 @@ impl Contender for Pf {
         let (server, url) = serve(&self.registry, &["--data".as_ref(), data.as_os_str()])?;
         let servers = [server.pid()];
         let raw = workload.base.bytes();
-        let mut step = |step: Step, store: &str, args: &[&OsStr]| {
+        let step = |meter: &mut Meter<'_>, step: Step, store: &str, args: &[&OsStr]| {
             let mut command = self.client(&url, dir, &dir.join(store));
             command.args(args);
             meter.measure(step, raw, dir, &servers, || {
                 let ran = run(&mut command)?;
                 let report: Report = serde_json::from_slice(&ran.stdout)?;
                 Ok(Reported {
+                    stored_bytes: None,
                     bytes_moved: Some(report.moved_bytes),
                     round_trips: Some(report.round_trips),
                     client_memory: Some(ran.peak_memory),
@@ -79,14 +100,17 @@ impl Contender for Pf {
         };
         let (base, fork) = (workload.base.dir.as_os_str(), workload.fork.dir.as_os_str());
         workload.base.warm()?;
-        step(Step::Push, "unused", &["push".as_ref(), base, "bench/w:base".as_ref()])?;
+        step(meter, Step::Push, "unused", &["push".as_ref(), base, "bench/w:base".as_ref()])?;
+        let stats = run(self.client(&url, dir, &dir.join("unused")).arg("stats"))?;
+        let Stats { stored_bytes } = serde_json::from_slice(&stats.stdout)?;
+        meter.stored(stored_bytes);
         warm_dir(&data)?;
-        step(Step::PullStore, "store", &["pull".as_ref(), "bench/w:base".as_ref()])?;
+        step(meter, Step::PullStore, "store", &["pull".as_ref(), "bench/w:base".as_ref()])?;
         empty_dir(&dir.join("store"))?;
-        step(Step::PullDir, "unused", &["pull".as_ref(), "bench/w:base".as_ref(), dir.join("pulled").as_os_str()])?;
+        step(meter, Step::PullDir, "unused", &["pull".as_ref(), "bench/w:base".as_ref(), dir.join("pulled").as_os_str()])?;
         empty_dir(&dir.join("pulled"))?;
         workload.base.warm()?;
-        step(Step::PushFork, "unused", &["push".as_ref(), fork, "bench/w:fork".as_ref()])?;
-        step(Step::Repush, "unused", &["push".as_ref(), base, "bench/w:base".as_ref()])
+        step(meter, Step::PushFork, "unused", &["push".as_ref(), fork, "bench/w:fork".as_ref()])?;
+        step(meter, Step::Repush, "unused", &["push".as_ref(), base, "bench/w:base".as_ref()])
     }
 }

@@ -8,6 +8,8 @@ use std::fmt::Write as _;
 const OF_FLOOR: f64 = 2.5;
 /// Goal: at least this many times docker-registry's speed in the same run.
 const OF_DOCKER: f64 = 5.0;
+/// Goals: raw bytes of `bf16` for each stored one.
+const STORED: [(&str, f64); 2] = [("pf-hot", 1.37), ("pf-cold", 1.45)];
 
 /// Renders a run.
 pub fn render(report: &Report) -> String {
@@ -29,8 +31,8 @@ pub fn render(report: &Report) -> String {
     for note in &report.notes {
         line(format!("{note}\n"));
     }
-    line("| place | step | contender | seconds (min–max) | GB/s | × floor's time | × floor's CPU | × docker-registry's speed | CPU s | others' CPU s | limit | MiB client / server | MB moved | requests |".into());
-    line("|---|---|---|---|---|---|---|---|---|---|---|---|---|---|".into());
+    line("| place | step | contender | seconds (min–max) | GB/s | × floor's time | × floor's CPU | × docker-registry's speed | CPU s | others' CPU s | limit | MiB client / server | MB moved | raw / stored | requests |".into());
+    line("|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|".into());
     let rows = report.rows();
     for row in &rows {
         line(cells(row));
@@ -57,7 +59,7 @@ fn cells(row: &Row<'_>) -> String {
     let sync = of(|s| s.sync_seconds);
     let sync = if row.contender == "docker-registry" && sync > 0.05 { format!(" + {sync:.2} sync") } else { String::new() };
     format!(
-        "| {} | {} | {} | {seconds:.2} ({min:.2}–{max:.2}){sync} | {} | {} | {} | {} | {:.2} | {:.2} | {} | {} / {} | {} | {} |",
+        "| {} | {} | {} | {seconds:.2} ({min:.2}–{max:.2}){sync} | {} | {} | {} | {} | {:.2} | {:.2} | {} | {} / {} | {} | {} | {} |",
         row.place,
         row.step.name(),
         row.contender,
@@ -71,18 +73,28 @@ fn cells(row: &Row<'_>) -> String {
         median(row, |s| s.reported.client_memory, 1 << 20),
         median(row, |s| s.reported.server_memory, 1 << 20),
         median(row, |s| s.reported.bytes_moved, 1_000_000),
+        raw_of_stored(row).map_or_else(|| "–".into(), |ratio| format!("{ratio:.3}")),
         median(row, |s| s.reported.round_trips, 1),
     )
 }
 
+/// Raw bytes for each stored one.
+fn raw_of_stored(row: &Row<'_>) -> Option<f64> {
+    let ratio = |sample: &&Sample| Some(sample.raw_bytes as f64 / sample.reported.stored_bytes? as f64);
+    Spread::of(row.samples.iter().filter_map(ratio)).map(|spread| spread.median)
+}
+
 fn judge(row: &Row<'_>) -> Option<String> {
-    if row.contender != "pf" {
+    if !row.contender.starts_with("pf-") {
         return None;
     }
     let verdict = |met: bool| if met { "met" } else { "MISSED" };
     let floor = row.of_floor.map(|s| format!("{:.2} × floor (goal ≤ {OF_FLOOR}: {})", s.median, verdict(s.median <= OF_FLOOR)));
     let docker =
         row.of_docker.map(|s| format!("{:.1} × docker-registry (goal ≥ {OF_DOCKER}: {})", s.median, verdict(s.median >= OF_DOCKER)));
-    let found: Vec<String> = floor.into_iter().chain(docker).collect();
-    (!found.is_empty()).then(|| format!("* {}, {}: {}", row.place, row.step.name(), found.join(", ")))
+    let goal = STORED.iter().find(|(contender, _)| *contender == row.contender).map(|(_, goal)| *goal);
+    let stored =
+        goal.zip(raw_of_stored(row)).map(|(goal, ratio)| format!("raw / stored {ratio:.3} (goal ≥ {goal}: {})", verdict(ratio >= goal)));
+    let found: Vec<String> = floor.into_iter().chain(docker).chain(stored).collect();
+    (!found.is_empty()).then(|| format!("* {}, {}, {}: {}", row.place, row.step.name(), row.contender, found.join(", ")))
 }

@@ -1,7 +1,7 @@
 //! A state file as groups of an engine: pages of attention, and state tensors for what is bounded.
 
 use super::file::{Of, PAGE_TOKENS, StateFile};
-use pfr_schema::checkpoint::Layout;
+use pfr_schema::checkpoint::{Dtype, Layout};
 use pfr_schema::engine::{Component, GroupLayout, Memory, MemoryKind, PROTOCOL, Part, Register, Sequence, State, Verb};
 use pfr_schema::llama::{Block, Role};
 use pfr_schema::tree::GroupKind;
@@ -67,6 +67,7 @@ fn groups(file: &StateFile) -> Vec<GroupLayout> {
                     block_tokens: PAGE_TOKENS,
                     blocks: (region.bytes / page_bytes) as u32,
                     layout: section.layout(),
+                    dtype: dtype(&section.blocks),
                     components: vec![Component { name: "kv".into(), parts: vec![part(page_bytes)] }],
                     ..group(format!("attention-{number}"))
                 });
@@ -109,9 +110,16 @@ fn group(name: String) -> GroupLayout {
         uncut: None,
         layout: String::new(),
         geometry: None,
+        dtype: None,
         components: Vec::new(),
         states: Vec::new(),
     }
+}
+
+/// The type of all elements of a page, if there is one.
+fn dtype(blocks: &[Block]) -> Option<Dtype> {
+    let first = blocks.first()?.element.dtype()?;
+    blocks.iter().all(|block| block.element.dtype() == Some(first)).then_some(first)
 }
 
 /// A tensor of bytes in no form.

@@ -4,6 +4,7 @@ use super::{Inner, PER_REGISTRY, REMEMBERED, Target, is_finished};
 use crate::error::Error;
 use pfr_client::{Progress, PushReport, PushTarget, Source};
 use pfr_schema::agent::{PushJob, PushState};
+use pfr_schema::codec::Compression;
 use pfr_schema::{Digest, ErrorCode};
 use pfr_service::Backoff;
 use pfr_store::Pin;
@@ -85,7 +86,8 @@ impl Inner {
         async move {
             let Target { registry, repository, tag } = Target::parse(&reference)?;
             let remote = config.remote(&registry)?;
-            let target = PushTarget { repository, tag, if_tag_is: None, parents: Vec::new() };
+            // Stored frames stay as they are.
+            let target = PushTarget { repository, tag, if_tag_is: None, parents: Vec::new(), compression: Compression::Off };
             Ok(pfr_client::push(&source, &remote, target, &Progress::default()).await?)
         }
     }

@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Entries at a time; the oldest goes first.
+/// Entries at a time, of all engines; the oldest goes first.
 const MAX: usize = 64;
 /// How long a restore waits until the engine knows that it may ask.
 const TELL: Duration = Duration::from_secs(2);
@@ -79,7 +79,9 @@ impl Staged {
         let (name, plan) = (engine.name().to_owned(), Arc::clone(plan));
         let outcomes = BTreeMap::new();
         let entry = Entry { id: id.clone(), engine: name, documents, plan: Arc::clone(&plan), rungs, proven: false, outcomes };
-        agent.staged().add(agent, entry);
+        if let Some(other) = agent.staged().add(agent, entry) {
+            tell_soon(agent, &other);
+        }
         drop(expected);
         // The end of this future ends the entry, in any case.
         let mut unproven = Unproven { agent, engine: engine.name(), id: Some(id) };
@@ -97,8 +99,10 @@ impl Staged {
         state.version += 1;
     }
 
-    fn add(&self, agent: &Agent, entry: Entry) {
+    /// Adds an entry. Returns the engine that loses one, if there are too many.
+    fn add(&self, agent: &Agent, entry: Entry) -> Option<String> {
         let here: HashSet<String> = agent.engines().list().into_iter().map(|info| info.engine).collect();
+        let mut loses = None;
         self.change(|state| {
             // Drop entries of engines that left, and the entry of the same snapshot, which this one
             // replaces.
@@ -107,11 +111,14 @@ impl Staged {
                     && !(other.engine == entry.engine && other.documents.digest == entry.documents.digest && other.proven)
             });
             state.unmatched.retain(|engine, _| here.contains(engine));
-            if state.entries.len() == MAX {
-                state.entries.remove(0);
+            if state.entries.len() >= MAX {
+                // A restore waits for each of the others.
+                let oldest = state.entries.iter().position(|other| other.proven).unwrap_or(0);
+                loses = Some(state.entries.remove(oldest).engine);
             }
             state.entries.push(entry);
         });
+        loses
     }
 
     /// Whether a snapshot lies ready for an engine.

@@ -1,5 +1,5 @@
-//! Copies pages into the local store: hash in place, ask the store which are missing, copy those,
-//! hash again.
+//! Copies pages into the local store: hash in place, ask the store which are missing, copy and
+//! encode those, hash again.
 
 use super::capture::canonicalise;
 use super::inventory::Inventory;
@@ -9,6 +9,8 @@ use crate::copies::{SharedPin, room};
 use crate::error::{Error, Result, blocking};
 use crate::memory::{MemoryError, Page};
 use bytes::Bytes;
+use pfr_client::encoding::{Encoder, Encoding};
+use pfr_schema::checkpoint::Dtype;
 use pfr_schema::codec::Codec;
 use pfr_schema::frame::{Header, end_mark};
 use pfr_schema::{Algorithm, Digest, FormatError, Kind, Limits, checkpoint};
@@ -33,6 +35,8 @@ pub(super) struct Copied {
     pub bytes_new: u64,
     /// Of these, bytes of state tensors.
     pub bytes_state: u64,
+    /// Bytes in which the store holds what is new.
+    pub bytes_stored: u64,
 }
 
 /// One blob to be copied.
@@ -41,6 +45,7 @@ struct Item {
     source: usize,
     digest: Digest,
     page: Page,
+    elements: Option<Dtype>,
     /// Whether it goes into the store; state tensors are read in any case, for the digest of their
     /// value.
     lacking: bool,
@@ -67,11 +72,13 @@ pub(super) async fn copy(agent: &Agent, session: &PushSession, inventory: &Arc<I
         bytes_new: lacking.iter().map(size).sum(),
         bytes_state: lacking.intersection(&states).map(size).sum(),
         bytes_moved: lacking.union(&states).map(size).sum(),
+        bytes_stored: 0,
         tensors: BTreeMap::new(),
         digests,
     };
     room(&agent.config().store_dir(), copied.bytes_new)?;
 
+    let encoding = Encoding::new(agent.config().compression, agent.store().options().codecs);
     for memory in 0..inventory.memories.len() {
         let here =
             inventory.sources.iter().enumerate().filter(|(at, s)| s.memory == memory && (lacking.contains(at) || states.contains(at)));
@@ -79,13 +86,17 @@ pub(super) async fn copy(agent: &Agent, session: &PushSession, inventory: &Arc<I
             source,
             digest: copied.digests[source],
             page: s.page.clone(),
+            elements: s.elements,
             lacking: lacking.contains(&source),
         });
         for batch in batches(items.collect(), agent.engines().ring().total() / 2) {
             let _turn = agent.engines().turn().await;
-            copied.tensors.extend(copy_batch(agent, session, (inventory, &pin), memory, batch).await?);
+            let Read { tensors, stored } = copy_batch(agent, session, (inventory, &pin), memory, batch, &encoding).await?;
+            copied.tensors.extend(tensors);
+            copied.bytes_stored += stored;
         }
     }
+    metrics::counter!("pf_agent_snapshot_bytes_total", "bytes" => "left-raw").increment(encoding.left_raw());
     Ok(copied)
 }
 
@@ -132,13 +143,15 @@ async fn copy_batch(
     (inventory, pin): (&Arc<Inventory>, &SharedPin),
     memory: usize,
     batch: Vec<Item>,
-) -> Result<BTreeMap<usize, checkpoint::Tensor>> {
+    encoding: &Encoding,
+) -> Result<Read> {
     let by_digest: HashMap<Digest, usize> = batch.iter().map(|item| (item.digest, item.source)).collect();
     let (pieces, mut stream) = mpsc::channel(PIECES);
     let (reading, pinned, limits) = (Arc::clone(inventory), pin.clone(), agent.store().options().limits.clone());
+    let encoder = encoding.encoder();
     let reader = blocking("copying", move || {
         let _pinned = pinned;
-        read(&reading, memory, &batch, &limits, &pieces)
+        read(&reading, memory, &batch, &limits, encoder, &pieces)
     });
     let ingested = agent.store().ingest(&session.id, futures::stream::poll_fn(|context| stream.poll_recv(context))).await;
     // Ends the reader if the store stopped.
@@ -153,26 +166,35 @@ async fn copy_batch(
             _ => error.into(),
         }),
         (Err(error), _) => Err(error),
-        (Ok(tensors), Ok(_)) => Ok(tensors),
+        (Ok(read), Ok(_)) => Ok(read),
     }
 }
 
-/// Reads a batch and sends it as a stream of frames. Blocks.
+/// What became of a batch.
+#[derive(Default)]
+struct Read {
+    tensors: BTreeMap<usize, checkpoint::Tensor>,
+    /// Bytes of payloads that went into the store.
+    stored: u64,
+}
+
+/// Reads a batch, encodes it, and sends it as a stream of frames. Blocks.
 fn read(
     inventory: &Inventory,
     memory: usize,
     batch: &[Item],
     limits: &Limits,
+    mut encoder: Encoder,
     pieces: &mpsc::Sender<std::result::Result<Bytes, String>>,
-) -> Result<BTreeMap<usize, checkpoint::Tensor>> {
+) -> Result<Read> {
     let pages: Vec<Page> = batch.iter().map(|item| item.page.clone()).collect();
-    let (mut tensors, mut frames, mut failed) = (BTreeMap::new(), 0, None);
+    let (mut done, mut frames, mut failed) = (Read::default(), 0, None);
     let send = |piece: Bytes| pieces.blocking_send(Ok(piece)).is_ok();
     let mut deliver = |at: usize, payload: Bytes| {
         let item = &batch[at];
         if let Some(tensor) = inventory.tensors.iter().find(|tensor| tensor.source == item.source) {
             match describe(&tensor.state, &payload, limits) {
-                Ok(tensor) if tensor.payload_hash == item.digest => drop(tensors.insert(item.source, tensor)),
+                Ok(tensor) if tensor.payload_hash == item.digest => drop(done.tensors.insert(item.source, tensor)),
                 Ok(_) => failed = Some(Error::TornCopy { what: inventory.describe(item.source) }),
                 Err(error) => failed = Some(error),
             }
@@ -184,10 +206,14 @@ fn read(
             return true;
         }
         frames += 1;
-        let length = payload.len() as u64;
-        let header = Header { codec: Codec::Raw, kind: Kind::Blob, digest: item.digest, raw_len: length, stored_len: length };
+        let raw_len = payload.len() as u64;
+        // The encoded copy takes no room in the ring.
+        let encoded = encoder.encode(&payload, item.elements).map(|(codec, encoded)| (codec, Bytes::from(encoded.into_owned())));
+        let (codec, payload) = encoded.unwrap_or((Codec::Raw, payload));
+        let header = Header { codec, kind: Kind::Blob, digest: item.digest, raw_len, stored_len: payload.len() as u64 };
+        done.stored += header.stored_len;
         let checksum = Bytes::copy_from_slice(&crc32c::crc32c(&payload).to_le_bytes());
-        send(header.to_bytes().into()) && send(payload) && send(checksum)
+        encoder.wait(|| send(header.to_bytes().into()) && send(payload) && send(checksum))
     };
     let read = inventory.memories[memory].read(&pages, &mut deliver);
     if let Some(error) = failed {
@@ -201,5 +227,5 @@ fn read(
     if !send(end_mark(frames).into()) {
         return Err(MemoryError::Stopped.into());
     }
-    Ok(tensors)
+    Ok(done)
 }

@@ -2,6 +2,7 @@
 
 use crate::engines::{Engine, Group};
 use crate::memory::{Page, PageMemory, Span};
+use pfr_schema::checkpoint::Dtype;
 use pfr_schema::engine::{Sequence, State};
 use pfr_schema::flat;
 use pfr_schema::tree::GroupKind;
@@ -17,6 +18,8 @@ pub(super) struct Source {
     pub sealed: bool,
     /// Spans of the page that are cleared in its copy.
     pub clear: Vec<Span>,
+    /// Type of its elements, if the engine says it.
+    pub elements: Option<Dtype>,
 }
 
 /// The pages of one paged group of one rank.
@@ -67,7 +70,7 @@ impl Inventory {
     fn add_states(&mut self, rank: u32, group: &Group, block: u32) {
         for state in &group.layout.states {
             let source = self.sources.len();
-            self.add(group.state(state, block), false, Vec::new());
+            self.add(group.state(state, block), false, Vec::new(), state.storage_dtype.parse().ok());
             self.tensors.push(Tensor { rank, state: state.clone(), source });
         }
     }
@@ -80,20 +83,20 @@ impl Inventory {
             let sealed = fill == 0 || column + 1 != columns.end;
             for component in 0..group.layout.components.len() {
                 let clear = if sealed { Vec::new() } else { unfilled(group, fill) };
-                self.add(group.page(component, blocks[column as usize]), sealed, clear);
+                self.add(group.page(component, blocks[column as usize]), sealed, clear, group.layout.elements());
             }
         }
         let sources = first..self.sources.len();
         self.paged.push(Paged { rank, group: group.clone(), columns, sources });
     }
 
-    fn add(&mut self, (memory, page): (Arc<dyn PageMemory>, Page), sealed: bool, clear: Vec<Span>) {
+    fn add(&mut self, (memory, page): (Arc<dyn PageMemory>, Page), sealed: bool, clear: Vec<Span>, elements: Option<Dtype>) {
         let at = self.memories.iter().position(|known| Arc::ptr_eq(known, &memory));
         let memory = at.unwrap_or_else(|| {
             self.memories.push(memory);
             self.memories.len() - 1
         });
-        self.sources.push(Source { memory, page, sealed, clear });
+        self.sources.push(Source { memory, page, sealed, clear, elements });
     }
 
     /// Bytes of everything.

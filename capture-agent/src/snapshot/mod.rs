@@ -61,12 +61,15 @@ impl Agent {
             Ok(report) => {
                 metrics::histogram!("pf_agent_snapshot_pause_seconds").record(report.pause_seconds);
                 metrics::histogram!("pf_agent_snapshot_seconds").record(report.total_seconds);
-                let bytes = [("resident", report.bytes_resident), ("moved", report.bytes_moved), ("new", report.bytes_new)];
-                for (what, bytes) in bytes {
+                let SnapshotReport { bytes_resident, bytes_moved, bytes_new, bytes_stored, .. } = *report;
+                for (what, bytes) in [("resident", bytes_resident), ("moved", bytes_moved), ("new", bytes_new), ("stored", bytes_stored)] {
                     metrics::counter!("pf_agent_snapshot_bytes_total", "bytes" => what).increment(bytes);
                 }
-                let SnapshotReport { digest, reference, sequence, boundary, pages, bytes_moved, bytes_new, pause_seconds, .. } = report;
-                tracing::info!(engine, %digest, reference, sequence, boundary, pages, bytes_moved, bytes_new, pause_seconds, "snapshot captured");
+                let SnapshotReport { digest, reference, sequence, boundary, pages, pause_seconds, .. } = report;
+                tracing::info!(
+                    engine, %digest, reference, sequence, boundary, pages, bytes_moved, bytes_new, bytes_stored, pause_seconds,
+                    "snapshot captured"
+                );
             }
             Err(error) => tracing::warn!(engine, outcome, %error, "snapshot failed"),
         }
@@ -215,6 +218,7 @@ impl Agent {
             bytes_moved: copied.bytes_moved,
             bytes_new: copied.bytes_new,
             bytes_state: copied.bytes_state,
+            bytes_stored: copied.bytes_stored,
             pause_seconds: paused.as_secs_f64(),
             total_seconds: 0.0,
             exactness: capture.exactness,

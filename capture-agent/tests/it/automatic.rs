@@ -4,9 +4,8 @@
 use crate::common::engine::Synthetic;
 use crate::common::layout::{Group, Spec};
 use crate::common::memory::Fault;
-use crate::common::{Host, host, host_with, until};
+use crate::common::{Host, host, host_with, registry, until};
 use pfr_agent::engines::Answers as _;
-use pfr_registry::Server;
 use pfr_schema::agent::{Push, SaveState, SnapshotRequest};
 use pfr_schema::engine::{Automatic, Dropped, Fill, Find, Match, Matched, Save, Saving, Tier, ToAgent, Verb};
 use pfr_schema::{Digest, ErrorCode};
@@ -102,14 +101,6 @@ async fn the_store_is_searched_and_what_lies_ready_comes_first() {
     assert_eq!(call(&host, "asks", ToAgent::Find(nameless)).await.unwrap_err().code(), ErrorCode::InvalidRequest);
 }
 
-async fn registry(dir: &std::path::Path) -> String {
-    let listen = ([127, 0, 0, 1], 0).into();
-    let server = Server::bind(pfr_registry::Config { data: dir.to_owned(), listen, ..pfr_registry::Config::default() }).await.unwrap();
-    let url = format!("http://{}", server.local_addr());
-    tokio::spawn(server.run(std::future::pending()));
-    url
-}
-
 #[tokio::test]
 async fn the_registry_is_asked_for_what_the_store_does_not_have() {
     let dir = tempfile::tempdir().unwrap();
@@ -162,6 +153,22 @@ async fn automatic_saves_keep_to_their_budget_of_new_bytes() {
     assert_eq!(save("t-2", Some(1)).await, Saving { dropped: Some(Dropped::Budget) });
     assert!(host.agent.saves().get("t-2").is_none(), "nothing is queued");
     assert_eq!(save("t-3", None).await, Saving::default(), "without a budget there is no end of it");
+}
+
+#[tokio::test]
+async fn an_automatic_save_that_waits_to_be_pushed_is_neither_evicted_nor_pruned() {
+    let host = host_with(|config| config.registry = Some("http://127.0.0.1:9".into())).await;
+    let engine = Synthetic::start(&host.agent, attention("e", &[Verb::Hold]));
+    engine.add("s", &tokens(62));
+    let ToAgent::Save(save) = automatic("t-1", None) else { unreachable!() };
+    call(&host, "e", ToAgent::Save(Save { push: Push::Background, ..save })).await.unwrap();
+    let save = || host.agent.saves().get("t-1").unwrap();
+    until("it is saved", || save().state == SaveState::Saved).await;
+    let store = host.agent.store();
+    assert_eq!(store.metadata().evictable(10).await.unwrap().len(), 0);
+    // `pf prune` leaves what is in this list.
+    let pinned = store.pinned().await.unwrap();
+    assert!(pinned.len() == 1 && Some(pinned[0].snapshot.digest) == save().digest, "{pinned:?}");
 }
 
 #[tokio::test]

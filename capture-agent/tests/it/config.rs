@@ -80,6 +80,7 @@ fn what_makes_no_sense_is_refused_by_name() {
         ("push-retry-ms = 0", "push-retry-ms"),
         ("push-retry-max = 0", "push-retry-max"),
         ("max-store-size = \"0\"", "max-store-size"),
+        ("compression = \"warm\"", "expected one of `hot`, `cold`, `off`"),
         ("metrics-listen = \"0.0.0.0:1\"", "loopback"),
         ("registry = \"ftp://x\"", "ftp://x"),
         ("socket = \"/a\"\nengine-socket = \"/a\"", "engine-socket"),
@@ -110,6 +111,19 @@ fn servers_of_llama_cpp_are_named_by_a_flag_or_a_table() {
     for text in ["name=l", "name=l,name=m", "l", "name=l,url=http://h:1,slot-save-path=/s,x=y"] {
         assert!(text.parse::<LlamaServer>().is_err(), "{text}");
     }
+}
+
+#[test]
+fn the_table_on_the_page_of_llama_cpp_is_taken() {
+    let page = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/llama-cpp.md")).unwrap();
+    let table = page.split("```toml\n").nth(1).and_then(|rest| rest.split("```").next()).expect("a block of TOML");
+    // Keys that are shown as comments are keys.
+    let shown = table.replace("\n# ", "\n");
+    let (_dir, path) = file(&shown);
+    let config = Config::load(Some(&path), Overrides::default(), &home()).unwrap();
+    let [server] = &config.llama[..] else { panic!("{:?}", config.llama) };
+    assert_eq!((server.name.as_str(), server.model.as_deref()), ("llama-0", Some(Path::new("/models/model.gguf"))));
+    assert_eq!(server.api_key_file.as_deref(), Some(Path::new("/etc/pf-agent/llama-key")));
 }
 
 #[test]
@@ -151,4 +165,30 @@ fn the_agents_token_and_stored_tokens_go_to_their_registries_only() {
     assert!(config.remote("http://other").unwrap_err().to_string().contains("plain http"));
     assert!(config.remote("http://stranger").is_ok());
     assert!(config.remote("http://127.0.0.1:1").is_ok());
+}
+
+#[test]
+fn a_token_file_is_read_for_each_use_and_goes_to_its_registry_only() {
+    let dir = tempfile::tempdir().unwrap();
+    let token = dir.path().join("token");
+    std::fs::write(&token, "first\n").unwrap();
+    let given = Overrides { registry: Some("https://own".into()), token_file: Some(token.clone()), ..Overrides::default() };
+    let config = Config::load(None, given, &home()).unwrap();
+    let config = Config { registry: Some("http://own".into()), ..config };
+    let refusal = |config: &Config| config.remote("http://own").unwrap_err().to_string();
+    assert!(refusal(&config).contains("plain http"), "there is a token: {}", refusal(&config));
+    std::fs::write(&token, " \n").unwrap();
+    assert!(refusal(&config).contains("is empty"), "{}", refusal(&config));
+    std::fs::remove_file(&token).unwrap();
+    assert!(refusal(&config).contains("token file"), "{}", refusal(&config));
+    assert!(config.remote("http://stranger").is_ok());
+}
+
+#[test]
+fn authorities_are_named_by_a_file_that_must_be_there() {
+    let (_dir, path) = file("registry = \"https://own\"\ntls-ca = \"/nonexistent/ca.pem\"\n");
+    let error = Config::load(Some(&path), Overrides::default(), &home()).unwrap_err().to_string();
+    assert!(error.contains("/nonexistent/ca.pem"), "{error}");
+    let none = Overrides { tls_ca: Some("".into()), ..Overrides::default() };
+    assert!(Config::load(Some(&path), none, &home()).unwrap().tls_ca.is_none());
 }

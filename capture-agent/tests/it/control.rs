@@ -4,9 +4,13 @@ use crate::common::engine::Synthetic;
 use crate::common::layout::Spec;
 use crate::common::{Host, host};
 use pfr_agent::control::Control;
+use pfr_agent::engines::Answers as _;
 use pfr_schema::ErrorCode;
-use pfr_schema::agent::{Drain, EngineInfo, EngineState, Engines, Pushes, RestoreReport, Sequences, SnapshotReport};
+use pfr_schema::agent::{
+    Drain, EngineInfo, EngineState, Engines, Push, Pushes, RestoreReport, SaveInfo, SaveState, Sequences, SnapshotReport,
+};
 use pfr_schema::api::Problem;
+use pfr_schema::engine::{Save, ToAgent, Verb};
 use serde_json::{Value, json};
 use std::os::unix::fs::PermissionsExt as _;
 
@@ -79,6 +83,35 @@ async fn engines_are_captured_and_restored_by_request() {
     let metrics = client.get("/metrics").await.text().await.unwrap();
     assert!(metrics.contains("pf_agent_restores_total{outcome=\"ok\"}"), "{metrics}");
     assert!(metrics.contains("pf_agent_requests_total{route=\"/v1/engines/{engine}/snapshots\",status=\"200\"}"), "{metrics}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_outcome_of_a_save_is_asked_for_by_its_ticket() {
+    let host = host().await;
+    let client = Client::of(&host).await;
+    let mut spec = Spec::hybrid("e");
+    spec.verbs = vec![Verb::Hold];
+    let engine = Synthetic::start(&host.agent, spec);
+    engine.add("s", &(0..30).collect::<Vec<u32>>());
+    let (ticket, reference) = ("t-1".to_owned(), "team/agent:step-1".to_owned());
+    let save = Save { ticket, sequence: "s".into(), reference, parent: None, push: Push::Never, automatic: None };
+    let handle = host.agent.engines().get("e").unwrap();
+    host.agent.answer(&handle, 0, ToAgent::Save(save)).await.unwrap();
+    let ended = async {
+        loop {
+            let save: SaveInfo = client.get("/v1/saves/t-1").await.json().await.unwrap();
+            if save.state != SaveState::Pending {
+                return save;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
+    };
+    let saved = tokio::time::timeout(std::time::Duration::from_secs(20), ended).await.unwrap();
+    assert_eq!((saved.state, saved.boundary, saved.reference.as_str()), (SaveState::Saved, Some(29), "team/agent:step-1"));
+    let repository = "team/agent".parse().unwrap();
+    assert!(host.agent.store().snapshot(&repository, &saved.digest.unwrap()).await.is_ok());
+    let listed: Sequences = client.get("/v1/engines/e/sequences").await.json().await.unwrap();
+    assert_eq!(listed.saves, [saved]);
 }
 
 #[tokio::test(flavor = "multi_thread")]

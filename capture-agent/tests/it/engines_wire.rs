@@ -7,6 +7,7 @@ use crate::common::{Host, host, host_with, until};
 use pfr_agent::{Agent, Error};
 use pfr_schema::agent::{EngineState, Push, SnapshotRequest};
 use pfr_schema::engine::{MAX_MESSAGE, MatchKeys, Registered, binary, packed};
+use pfr_schema::media_type;
 use proptest::strategy::{Strategy as _, ValueTree as _};
 use proptest::test_runner::TestRunner;
 use serde_json::{Value, json};
@@ -135,6 +136,83 @@ async fn a_member_that_asks_is_told_what_lies_ready_and_may_ask_in_bytes() {
     framed[at] = 1;
     client.send_bytes(&framed, &[]).await;
     assert_eq!(client.receive().await, None);
+}
+
+#[tokio::test]
+async fn the_tokens_of_a_held_sequence_may_come_packed() {
+    let server = serve(host().await).await;
+    let mut spec = Spec::hybrid("e");
+    spec.verbs = vec![pfr_schema::engine::Verb::Hold];
+    let (mut client, core) = member(&server.host.agent, &server.socket, spec, "pf-packed").await;
+    let obeying = tokio::spawn(async move {
+        while let Some(message) = client.receive().await {
+            let call = serde_json::from_value(json!({"call": message["call"], "args": message["args"]})).unwrap();
+            let mut answer = json!({"id": message["id"], "ok": core.answer(call).unwrap()});
+            if message["call"] != "hold" {
+                client.send(&answer, &[]).await;
+                continue;
+            }
+            let tokens: Vec<u32> = serde_json::from_value(std::mem::replace(&mut answer["ok"]["tokens"], json!([]))).unwrap();
+            let body = packed::encode(&serde_json::to_vec(&answer).unwrap(), &tokens);
+            client.send_bytes(&[&(body.len() as u32).to_le_bytes()[..], &body].concat(), &[]).await;
+        }
+    });
+    let report = server.host.agent.snapshot("e", request()).await.unwrap();
+    assert_eq!((report.boundary, report.tokens), (30, 31));
+    let store = server.host.agent.store();
+    let manifest = store.manifest(&report.digest).await.unwrap();
+    let stored = store.read(&manifest.layers_of(media_type::TOKENS).next().unwrap().digest).await.unwrap();
+    let expected: Vec<u8> = tokens(31).iter().flat_map(|token| token.to_le_bytes()).collect();
+    assert_eq!(stored[..], expected[..]);
+    obeying.abort();
+}
+
+#[tokio::test]
+async fn a_member_has_32_calls_open_and_a_further_one_is_refused_and_not_begun() {
+    // A registry that takes connections and never answers: who resumes from it is told to ask again
+    // after some time.
+    let silent = tokio::net::TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+    let url = format!("http://{}", silent.local_addr().unwrap());
+    let server = serve(host_with(|config| config.registry = Some(url)).await).await;
+    let mut spec = Spec::hybrid("asks");
+    spec.verbs = vec![pfr_schema::engine::Verb::Request];
+    let (mut client, _core) = member(&server.host.agent, &server.socket, spec, "pf-calls").await;
+    const CALLS: u64 = 400;
+    let mut burst = Vec::new();
+    for id in 1..=CALLS {
+        let request = json!({"tokens": 40, "keys": []});
+        let args = json!({"reference": "team/agent:now", "first": true, "request": request});
+        let call = serde_json::to_vec(&json!({"id": id, "call": "resume", "args": args})).unwrap();
+        burst.extend((call.len() as u32).to_le_bytes());
+        burst.extend(call);
+    }
+    client.send_bytes(&burst, &[]).await;
+    let (mut waited, mut refused) = (Vec::new(), Vec::new());
+    while (waited.len() + refused.len()) < CALLS as usize {
+        let message = client.receive().await.expect("the connection lives");
+        if message.get("call").is_some() {
+            continue;
+        }
+        let id = message["id"].as_u64().unwrap();
+        match message["error"]["code"].as_str() {
+            Some("overloaded") => refused.push(id),
+            None if message["ok"]["match"] == "later" => waited.push(id),
+            _ => panic!("{message}"),
+        }
+    }
+    assert!(!refused.is_empty() && refused.iter().all(|id| *id > 32), "{} refused: {refused:?}", refused.len());
+    assert!(waited.len() >= 32);
+    // There is room again.
+    client.send(&json!({"id": 500, "call": "report", "args": {"outcomes": []}}), &[]).await;
+    let answer = async {
+        loop {
+            let message = client.receive().await.expect("the connection lives");
+            if message["id"] == 500 && message.get("call").is_none() {
+                return message;
+            }
+        }
+    };
+    assert_eq!(answer.await["ok"], json!({}));
 }
 
 #[tokio::test]

@@ -3,9 +3,9 @@
 use crate::common::engine::Synthetic;
 use crate::common::layout::Spec;
 use crate::common::memory::{Event, Fault};
-use crate::common::{Host, host, until};
+use crate::common::{Host, host, host_with, registry, until};
 use pfr_agent::engines::Answers as _;
-use pfr_schema::agent::{Push, SaveInfo, SaveState, SnapshotRequest};
+use pfr_schema::agent::{Push, PushState, SaveInfo, SaveState, SnapshotRequest};
 use pfr_schema::engine::{MatchKeys, Matched, Resume, Save, ToAgent, Verb};
 use pfr_schema::{Digest, ErrorCode, prefix};
 
@@ -32,8 +32,12 @@ async fn call(host: &Host, engine: &str, call: ToAgent) -> Result<serde_json::Va
 }
 
 fn save(ticket: &str, sequence: &str, reference: &str) -> ToAgent {
+    pushed(ticket, sequence, reference, Push::Never)
+}
+
+fn pushed(ticket: &str, sequence: &str, reference: &str, push: Push) -> ToAgent {
     let (ticket, sequence, reference) = (ticket.into(), sequence.into(), reference.into());
-    ToAgent::Save(Save { ticket, sequence, reference, parent: None, push: Push::Never, automatic: None })
+    ToAgent::Save(Save { ticket, sequence, reference, parent: None, push, automatic: None })
 }
 
 async fn ended(host: &Host, ticket: &str) -> SaveInfo {
@@ -203,6 +207,59 @@ async fn a_request_resumes_from_what_it_names() {
         panic!("the tag has moved")
     };
     assert_eq!(found, moved);
+}
+
+#[tokio::test]
+async fn a_request_goes_back_by_a_number_of_parents() {
+    let host = host().await;
+    let engine = holding(&host, "e");
+    engine.add("s", &tokens(62));
+    let first = host.agent.snapshot("e", request(None)).await.unwrap();
+    let second = host.agent.snapshot("e", request(None)).await.unwrap();
+    assert_eq!((second.boundary, second.parent), (68, Some(first.digest)));
+    // The engine went another way than the request after token 62.
+    let now = resumed(&host, &engine, "team/agent:now").await;
+    assert!(matches!(now, Matched::None { .. }), "{now:?}");
+    let before = resumed(&host, &engine, "team/agent:now~1").await;
+    assert!(matches!(before, Matched::Ready { boundary: 61, digest, .. } if digest == first.digest), "{before:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_resume_asks_the_registry_unless_a_save_here_is_not_pushed_yet() {
+    let dir = tempfile::tempdir().unwrap();
+    let url = registry(dir.path()).await;
+    let of = |url: &str| {
+        let url = url.to_owned();
+        host_with(move |config| config.registry = Some(url))
+    };
+    let (a, b) = (of(&url).await, of(&url).await);
+    let (here, there) = (holding(&a, "e"), holding(&b, "e"));
+    here.add("s", &tokens(62));
+    there.add("s", &tokens(50));
+    call(&a, "e", pushed("t-1", "s", "team/agent:x", Push::Background)).await.unwrap();
+    let job = ended(&a, "t-1").await.push.expect("it is pushed");
+    let state = || a.agent.pushes().list().into_iter().find(|push| push.id == job).map(|push| push.state);
+    until("it is pushed", || state().is_none_or(|state| state == PushState::Done)).await;
+    // Another host moves the tag.
+    let wanted = SnapshotRequest { reference: "team/agent:x".into(), push: Push::Wait, ..SnapshotRequest::default() };
+    let moved = b.agent.snapshot("e", wanted).await.unwrap().digest;
+    let found = resumed(&a, &here, "team/agent:x").await;
+    assert!(matches!(found, Matched::Ready { boundary: 49, digest, .. } if digest == moved), "{found:?}");
+    // A newer save here that stays here.
+    here.add("u", &tokens(40));
+    call(&a, "e", save("t-2", "u", "team/agent:x")).await.unwrap();
+    let saved = ended(&a, "t-2").await.digest;
+    let found = resumed(&a, &here, "team/agent:x").await;
+    assert!(matches!(found, Matched::Ready { boundary: 39, digest, .. } if Some(digest) == saved), "{found:?}");
+
+    // The registry of a third host is away: what waits to be pushed there is found here.
+    let c = of("http://127.0.0.1:9").await;
+    let alone = holding(&c, "e");
+    alone.add("s", &tokens(62));
+    call(&c, "e", pushed("t-3", "s", "team/agent:x", Push::Background)).await.unwrap();
+    let saved = ended(&c, "t-3").await.digest;
+    let found = resumed(&c, &alone, "team/agent:x").await;
+    assert!(matches!(found, Matched::Ready { boundary: 61, digest, .. } if Some(digest) == saved), "{found:?}");
 }
 
 /// The engine of the tests waits for room in the ring too, on a thread of the runtime.

@@ -3,9 +3,14 @@
 use crate::common::llama::Server;
 use crate::common::{Host, host_with};
 use pfr_agent::{Error, Result};
-use pfr_schema::ErrorCode;
 use pfr_schema::agent::{DrainRequest, EngineState, Push, RestoreReport, RestoreRequest, SnapshotReport, SnapshotRequest};
+use pfr_schema::checkpoint::Checkpoint;
+use pfr_schema::run::Run;
+use pfr_schema::snapshot::Exactness;
+use pfr_schema::tree::PageTree;
+use pfr_schema::{ErrorCode, Limits, media_type};
 use pfr_testkit::llama::{Attention, File, Section, tokens};
+use std::collections::BTreeSet;
 
 /// An agent with two servers of one model, `a` and `b`, that share a folder.
 pub struct Rig {
@@ -18,8 +23,13 @@ pub struct Rig {
 impl Rig {
     pub async fn start() -> Self {
         let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("slots")).unwrap();
+        Self::in_folder(dir).await
+    }
+
+    /// With the servers' folder `slots` in another one.
+    pub async fn in_folder(dir: tempfile::TempDir) -> Self {
         let (slots, model) = (dir.path().join("slots"), dir.path().join("model.gguf"));
-        std::fs::create_dir(&slots).unwrap();
         std::fs::write(&model, "a model").unwrap();
         let (a, b) = (Server::start(&slots, &model, 3).await, Server::start(&slots, &model, 3).await);
         let servers = vec![a.settings("a"), b.settings("b")];
@@ -59,6 +69,17 @@ async fn a_slot_goes_to_another_server_and_its_file_is_the_saved_one() {
     let manifest = rig.host.agent.store().manifest(&report.digest).await.unwrap();
     let saved = rig.a.state.lock().slots[1].clone();
     assert_eq!(manifest.annotations["llama.cpp.state-file"], pfr_schema::Digest::sha256(&saved).to_string());
+    // The last page has the rows of eight tokens in each of the six blocks, and then zeros.
+    let read = async |digest| rig.host.agent.store().read(&digest).await.unwrap();
+    let tree = manifest.layers_of(media_type::TREE).next().unwrap().digest;
+    let tree = PageTree::parse(&read(tree).await, &Limits::default()).unwrap();
+    assert_eq!(tree.page_size_tokens, 16);
+    let run = Run::parse(&read(tree.runs.last().unwrap().digest).await, &Limits::default()).unwrap();
+    let page = read(*run.digests().last().unwrap()).await;
+    assert_eq!(page.len(), 6 * 16 * 96);
+    for block in page.chunks(16 * 96) {
+        assert!(block[..8 * 96].iter().any(|byte| *byte != 0) && block[8 * 96..].iter().all(|byte| *byte == 0));
+    }
 
     let done = rig.restore("b", None, "one").await.unwrap();
     assert_eq!((done.sequence.as_deref(), done.boundary), (Some("0"), 200));
@@ -97,6 +118,14 @@ async fn every_form_comes_back_byte_for_byte() {
         rig.a.put(2, &file);
         let report = rig.snapshot("a", None, "one").await.unwrap();
         assert_eq!(report.boundary, 70, "{name}");
+        if name == "hybrid" {
+            let store = rig.host.agent.store();
+            let manifest = store.manifest(&report.digest).await.unwrap();
+            let checkpoint = manifest.layers_of(media_type::CHECKPOINT).next().unwrap().digest;
+            let checkpoint = Checkpoint::parse(&store.read(&checkpoint).await.unwrap(), &Limits::default()).unwrap();
+            let kinds: BTreeSet<&str> = checkpoint.tensors.iter().map(|tensor| tensor.kind.as_str()).collect();
+            assert_eq!(kinds, BTreeSet::from(["conv", "other:llama.cpp-state-file", "recurrent", "window"]));
+        }
         // The other server has its cells in their natural order.
         let restored = rig.restore("b", Some("2"), "one").await.unwrap();
         assert!(restored.bytes_written >= file.bytes().len() as u64, "{name}");
@@ -161,6 +190,9 @@ async fn what_does_not_fit_is_refused_by_name() {
         assert_eq!(code(&refused), ErrorCode::GeometryMismatch, "{error}");
         assert!(words.iter().all(|word| error.contains(word)), "{words:?}: {error}");
         assert!(rig.b.files().is_empty());
+        // The token that the slot computed to tell the form is gone.
+        let empty = File::dense(Vec::new(), 0, 0).bytes();
+        assert!(rig.b.state.lock().slots.iter().all(|slot| *slot == empty), "a slot is not empty");
     }
     rig.b.accept(&file);
     std::fs::write(rig.dir.path().join("other.gguf"), "another model").unwrap();
@@ -170,6 +202,74 @@ async fn what_does_not_fit_is_refused_by_name() {
     assert!(refused.unwrap_err().to_string().contains("weights"));
     rig.b.state.lock().model = rig.dir.path().join("model.gguf");
     rig.restore("b", None, "one").await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_with_another_build_context_or_adapter_is_refused_by_name() {
+    let rig = Rig::start().await;
+    let adapter = |name: &str, bytes: &str| {
+        let path = rig.dir.path().join(name);
+        std::fs::write(&path, bytes).unwrap();
+        path
+    };
+    let (one, copy, other) = (adapter("one.gguf", "1"), adapter("copy.gguf", "1"), adapter("other.gguf", "2"));
+    rig.a.state.lock().adapters = vec![(one.clone(), 0.5)];
+    rig.b.state.lock().adapters = vec![(copy, 0.5), (other.clone(), 0.0)];
+    rig.a.put(0, &File::dense(tokens(40), 1, 32));
+    rig.snapshot("a", Some("0"), "one").await.unwrap();
+    // The same bytes under another name, and one that is not in use.
+    rig.restore("b", None, "one").await.unwrap();
+    type Change<'a> = (&'a str, Box<dyn Fn(&mut crate::common::llama::Inner) + 'a>);
+    let changes: [Change<'_>; 5] = [
+        ("backend", Box::new(|server| server.build = "b11435-test".into())),
+        ("n_ctx", Box::new(|server| server.context = 8192)),
+        ("adapters", Box::new(|server| server.adapters = vec![(one.clone(), 1.0)])),
+        ("adapters", Box::new(|server| server.adapters = vec![(other.clone(), 0.5)])),
+        ("adapters", Box::new(|server| server.adapters = Vec::new())),
+    ];
+    for (key, change) in changes {
+        let before = {
+            let mut server = rig.b.state.lock();
+            let before = (server.build.clone(), server.context, server.adapters.clone());
+            change(&mut server);
+            before
+        };
+        let refused = rig.restore("b", None, "one").await;
+        assert_eq!(code(&refused), ErrorCode::FingerprintMismatch, "{key}: {refused:?}");
+        assert!(refused.unwrap_err().to_string().contains(key), "{key}");
+        let mut server = rig.b.state.lock();
+        (server.build, server.context, server.adapters) = before;
+    }
+    rig.restore("b", None, "one").await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slot_is_near_exact_and_a_file_that_the_agent_does_not_know_is_not_stored() {
+    let rig = Rig::start().await;
+    rig.a.put(0, &File::dense(tokens(40), 1, 32));
+    let report = rig.snapshot("a", Some("0"), "one").await.unwrap();
+    assert_eq!(report.exactness, Exactness::NearExact);
+    assert!(report.unrecorded[0].contains("sampling settings"), "{:?}", report.unrecorded);
+    let request = SnapshotRequest { sequence: Some("0".into()), reference: "team/agent:exact".into(), ..SnapshotRequest::default() };
+    let exact = rig.host.agent.snapshot("a", SnapshotRequest { exact: true, push: Push::Never, ..request }).await;
+    assert_eq!(code(&exact), ErrorCode::NotExact);
+
+    // Another version, and images beside the tokens.
+    let good = rig.a.state.lock().slots[0].clone();
+    let with = |at: usize, word: u32| {
+        let mut bytes = good.clone();
+        bytes[at..at + 4].copy_from_slice(&word.to_le_bytes());
+        bytes
+    };
+    for (word, bytes) in [("version 4", with(4, 5)), ("media", with(12 + 4 * 43, 1))] {
+        rig.a.state.lock().slots[0] = bytes;
+        let refused = rig.snapshot("a", Some("0"), "unknown").await;
+        assert_eq!(code(&refused), ErrorCode::InvalidDocument, "{word}");
+        assert!(refused.unwrap_err().to_string().contains(word));
+        assert!(rig.a.files().is_empty(), "{:?}", rig.a.files());
+    }
+    let tags = rig.restore("b", None, "unknown").await;
+    assert_eq!(code(&tags), ErrorCode::TagUnknown, "it was stored");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -6,6 +6,7 @@ use crate::llama::{Rig, code};
 use pfr_agent::Agent;
 use pfr_schema::ErrorCode;
 use pfr_schema::agent::EngineState;
+use pfr_testkit::disk::SmallDisk;
 use pfr_testkit::llama::{File, tokens};
 use std::time::Duration;
 
@@ -33,6 +34,28 @@ async fn each_failure_of_a_save_has_a_name_and_leaves_no_file() {
     }
     rig.a.fault(Fault::None);
     rig.snapshot("a", Some("0"), "one").await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_folder_of_the_server_is_told_by_name_and_nothing_stays_there() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(disk) = SmallDisk::mount(&dir.path().join("slots"), 4) else { return };
+    let rig = Rig::in_folder(dir).await;
+    rig.a.put(0, &File::dense(tokens(40), 2, 64));
+    rig.a.put(1, &File::dense(tokens(400), 8, 1024));
+    let full = rig.snapshot("a", Some("1"), "large").await;
+    assert_eq!(code(&full), ErrorCode::StorageFull, "{full:?}");
+    assert!(full.unwrap_err().to_string().contains("slots"), "it names the folder");
+    assert!(rig.a.files().is_empty(), "{:?}", rig.a.files());
+    // What fits is captured, and a restore wants room before it writes.
+    rig.snapshot("a", Some("0"), "small").await.unwrap();
+    let full = rig.restore("b", Some("2"), "small").await;
+    assert_eq!(code(&full), ErrorCode::NoRoom, "{full:?}");
+    assert!(rig.b.files().is_empty() && rig.b.state.lock().restored.is_empty());
+    // The folder can be removed only without the disk.
+    let dir = rig.dir;
+    drop(disk);
+    drop(dir);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -125,6 +125,49 @@ async fn a_load_brings_the_state_and_keeps_the_guard_to_the_end() {
     assert!(second_gone.lock().is_some() && matches!(load.poll(), LoadState::Filled(_)));
 }
 
+/// docs/capture.md shows these lines.
+#[rustfmt::skip]
+#[expect(unused_variables, reason = "the page leaves out what an engine does with them")]
+fn on_the_page(
+    (agent, reference): (pfr_agent::Agent, String),
+    Destination { sequence, blocks, guard, .. }: Destination,
+) -> pfr_agent::Result<Load> {
+    // The page begins.
+    let from = RestoreRequest { reference, ..RestoreRequest::default() };
+    let load = Loader::new(agent, 4).load(LoadRequest { engine: "mine".into(), from });
+    match load.poll() {                                     // once in each turn of the engine's loop; it never blocks
+        LoadState::Staged(ready) => {                       // pulled and verified: take blocks for ready.tokens up to ready.boundary
+            load.fill(Destination { sequence, blocks, guard, after: None })?;
+        }
+        LoadState::Filled(report) => { /* the pages were hashed where they lie: the sequence may run */ }
+        LoadState::Failed(error) => { /* the guard was dropped; the blocks hold nothing that may be used */ }
+        LoadState::Pending | LoadState::Filling => {}
+    }
+    // The page ends.
+    Ok(load)
+}
+
+#[tokio::test]
+async fn the_lines_on_the_page_are_these_and_load_a_snapshot() {
+    let (_, rest) = include_str!("loads.rs").split_once("// The page begins.\n").unwrap();
+    let lines = rest.split_once("    // The page ends.\n").unwrap().0.replace("\n    ", "\n");
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/capture.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    let block = page.split("```rust\n").nth(1).unwrap().split("```").next().unwrap();
+    assert_eq!(lines.trim(), block.trim());
+
+    let (host, _engine, digest) = captured().await;
+    let mine = Synthetic::start(&host.agent, Spec::hybrid("mine").placed(9, 32).without(Verb::Allocate));
+    mine.add("mine", &tokens(62));
+    let (destination, gone) = destination(&mine);
+    let load = on_the_page((host.agent.clone(), format!("team/agent@{digest}")), destination).unwrap();
+    // It was not staged in the first turn of the loop, so its blocks were not taken.
+    assert!(gone.lock().is_some());
+    until("it is staged", || matches!(load.poll(), LoadState::Staged(_))).await;
+    load.fill(self::destination(&mine).0).unwrap();
+    assert_eq!(filled(&load).await.digest, digest);
+}
+
 #[tokio::test]
 async fn a_load_that_fails_lets_the_guard_go_and_stays_failed() {
     use ErrorCode as Code;

@@ -4,6 +4,7 @@
 
 mod automatic;
 mod common;
+mod compression;
 mod config;
 mod control;
 mod ending;

@@ -716,6 +716,81 @@ async fn blocks_are_not_given_back_under_a_copy() {
     restore(&host, "e", "now").await.unwrap();
 }
 
+/// An engine that asks.
+fn asking(host: &Host, name: &str, weights: &str) -> Synthetic {
+    let mut spec = Spec::flat(name);
+    spec.verbs = vec![Verb::Request];
+    spec.deployment.insert("weights".into(), json!(weights));
+    Synthetic::start(&host.agent, spec)
+}
+
+/// A host with a snapshot of 29 tokens.
+async fn with_snapshot() -> Host {
+    let host = host().await;
+    let source = Synthetic::start(&host.agent, Spec::flat("e"));
+    source.add("s", &tokens(30));
+    capture(&host, "e").await;
+    host
+}
+
+#[tokio::test]
+async fn the_oldest_of_more_than_64_ready_snapshots_goes_and_a_newer_restore_replaces_an_older_one() {
+    let host = with_snapshot().await;
+    let name = |number: usize| format!("asks-{number}");
+    let mut engines: Vec<Synthetic> = (0..66).map(|number| asking(&host, &name(number), "sha256:w")).collect();
+    let ready = |number: usize| host.agent.staged().info(&name(number)).0;
+    let stage = async |number: usize| restore(&host, &name(number), "now").await.unwrap();
+    for number in 0..64 {
+        stage(number).await;
+    }
+    let first = ready(0)[0].restore.clone();
+    let report = stage(0).await;
+    let again = ready(0);
+    assert!(again.len() == 1 && again[0].ready && again[0].digest == report.digest && again[0].restore != first, "{again:?}");
+    // The older one has no name any more.
+    let handle = host.agent.engines().get(&name(0)).unwrap();
+    let fill = ToAgent::Fill(Fill { restore: first, blocks: BTreeMap::new(), after: None, kept: 0, fill: None });
+    assert_eq!(host.agent.answer(&handle, 0, fill).await.unwrap_err().code(), ErrorCode::InvalidRequest);
+
+    // Now that of engine 1 is the oldest.
+    stage(64).await;
+    assert_eq!((0..65).filter(|number| ready(*number).is_empty()).collect::<Vec<_>>(), [1]);
+    let told = |engine: &Synthetic| engine.told.lock().last().map(|states| states.boundaries.clone());
+    until("the engine that lost it is told", || told(&engines[1]) == Some(vec![])).await;
+    assert_eq!(told(&engines[64]), Some(vec![29]));
+    // What lay ready for an engine that left goes first.
+    engines[5].leave();
+    stage(65).await;
+    assert_eq!((0..66).filter(|number| ready(*number).is_empty()).collect::<Vec<_>>(), [1, 5]);
+}
+
+#[tokio::test]
+async fn an_engine_that_comes_back_finds_what_lay_ready_and_another_one_of_its_name_cannot_use_it() {
+    let host = with_snapshot().await;
+    let request = || ToAgent::Match(Match { tokens: tokens(40), ..Match::default() });
+    let ask = async || {
+        let handle = host.agent.engines().get("asks").unwrap();
+        serde_json::from_value::<Matched>(host.agent.answer(&handle, 0, request()).await.unwrap()).unwrap()
+    };
+    let mut engine = asking(&host, "asks", "sha256:w");
+    restore(&host, "asks", "now").await.unwrap();
+    engine.leave();
+    let engine = asking(&host, "asks", "sha256:w");
+    assert!(matches!(ask().await, Matched::Ready { boundary: 29, .. }));
+    drop(engine);
+
+    let other = asking(&host, "asks", "sha256:other");
+    let Matched::Ready { restore: name, .. } = ask().await else { panic!("tokens alone do not tell the weights") };
+    other.add("mine", &tokens(30));
+    other.forget_journal();
+    let fill = Fill { restore: name, blocks: other.sequence("mine").blocks, after: None, kept: 0, fill: None };
+    let handle = host.agent.engines().get("asks").unwrap();
+    let error = host.agent.answer(&handle, 0, ToAgent::Fill(fill)).await.unwrap_err();
+    assert_eq!(error.code(), ErrorCode::FingerprintMismatch, "{error}");
+    assert_eq!(other.journal(), [], "its memory was touched");
+    assert!(matches!(ask().await, Matched::None { .. }), "it is offered again");
+}
+
 #[tokio::test]
 async fn who_asks_while_a_snapshot_is_pulled_is_told_to_ask_again() {
     let host = host().await;

@@ -11,7 +11,7 @@ pub use engines::{DrainArgs, Match, Restore, SequencesArgs, Snapshot, WhenToPush
 pub use login::{Login, LoginAt};
 pub use names::{Diff, Fork, Inspect, Log, Ls, Prune, Rm, TagArgs};
 pub use reference::{Expected, Relative, Target, repository_of};
-pub use transfer::{Import, Pull, Push};
+pub use transfer::{Encode, Import, Pull, Push};
 pub use upkeep::{Completions, Df, Gc, Pin, Scrub, Stats, TaskCommand, Tasks, Verify};
 
 use super::config::{EVERYWHERE, Overrides};
@@ -67,9 +67,10 @@ impl Global {
     /// The same options as arguments of another program.
     pub fn arguments(&self) -> Vec<OsString> {
         let Self { settings, json, quiet } = self;
-        let Overrides { registry, store, retries, retry_for, .. } = settings;
+        let Overrides { registry, tls_ca, store, retries, retry_for, .. } = settings;
         let values = [
             ("--registry", registry.clone().map(OsString::from)),
+            ("--tls-ca", tls_ca.clone().map(OsString::from)),
             ("--store", store.clone().map(OsString::from)),
             ("--retries", retries.map(|n| n.to_string().into())),
             ("--retry-for", retry_for.map(|n| n.to_string().into())),
@@ -222,8 +223,8 @@ mod tests {
         let program = Global::augment_args(clap::Command::new("program")).arg(clap::Arg::new("own").long("own"));
         let heading = |name: &str| program.get_arguments().find(|argument| argument.get_id() == name).unwrap().get_help_heading();
         assert_eq!(heading("own"), None);
-        let ours = ["registry", "store", "retries", "retry_for", "json", "quiet"];
-        assert_eq!(ours.map(heading), [Some(EVERYWHERE); 6]);
+        let ours = ["registry", "tls_ca", "store", "retries", "retry_for", "json", "quiet"];
+        assert_eq!(ours.map(heading), [Some(EVERYWHERE); 7]);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //! fields are refused.
 
 use super::failure::Failure;
+use pfr_schema::codec::Compression;
 use pfr_service::{Secret, UserDirs, layered};
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
@@ -28,6 +29,10 @@ layered! {
         /// Whether tokens may be sent over plain http beyond loopback
         #[arg(skip)]
         pub token_over_http: Option<bool>,
+        /// File with certificates (PEM) of authorities to trust, besides those that this machine trusts
+        #[arg(long, global = true, value_name = "FILE", value_hint = clap::ValueHint::FilePath, env = "PF_TLS_CA", hide_env_values = true)]
+        #[arg(help_heading = EVERYWHERE)]
+        pub tls_ca: Option<PathBuf>,
         /// Directory of the local store
         #[arg(long, global = true, value_name = "DIR", value_hint = clap::ValueHint::DirPath, env = "PF_STORE", hide_env_values = true)]
         #[arg(help_heading = EVERYWHERE)]
@@ -48,6 +53,9 @@ layered! {
         /// Size above which a pull evicts the least recently used snapshots of the local store
         #[arg(skip)]
         pub max_store_size: Option<pfr_client::ByteSize>,
+        /// How pages of directories are encoded when they are pushed
+        #[arg(skip)]
+        pub compression: Option<Compression>,
     }
 }
 
@@ -68,14 +76,14 @@ impl Overrides {
 
     fn parse(text: &str) -> Result<Self, String> {
         let config: Self = pfr_service::settings::read(text)?;
-        match &config.store {
+        for (name, path) in [("store", &config.store), ("tls-ca", &config.tls_ca)] {
             // No shell expands a ~ in the file, and the meaning of a relative path would depend on
             // the working directory.
-            Some(store) if !store.is_absolute() => {
-                Err(format!("store: expected an absolute path, found {:?}", store.display().to_string()))
+            if let Some(path) = path.as_ref().filter(|path| !path.is_absolute()) {
+                return Err(format!("{name}: expected an absolute path, found {:?}", path.display().to_string()));
             }
-            _ => Ok(config),
         }
+        Ok(config)
     }
 }
 
@@ -125,8 +133,11 @@ mod tests {
     }
 
     #[test]
-    fn a_store_needs_an_absolute_path() {
-        assert!(Overrides::parse("store = \"~/pf\"").unwrap_err().contains("absolute"));
+    fn a_path_is_absolute() {
+        for name in ["store", "tls-ca"] {
+            let error = Overrides::parse(&format!("{name} = \"~/pf\"")).unwrap_err();
+            assert!(error.starts_with(name) && error.contains("absolute"), "{error}");
+        }
     }
 
     #[test]

@@ -9,6 +9,7 @@ use super::progress;
 use super::suggest::{Flags, Suggestion};
 use super::usage;
 use pfr_client::{AgentClient, Remote, RemoteOptions, Site, StoredTokens, same_server};
+use pfr_schema::codec::Compression;
 use pfr_schema::{ErrorCode, Reference};
 use pfr_service::{Secret, UserDirs};
 use pfr_store::{Options, Store};
@@ -59,10 +60,12 @@ impl Context {
         // A flag without a value counts as not given.
         given.registry = given.registry.filter(|url| !url.is_empty());
         given.store = given.store.filter(|path| !path.as_os_str().is_empty());
+        given.tls_ca = given.tls_ca.filter(|path| !path.as_os_str().is_empty());
         given.token = Secret::from_env("PF_TOKEN");
         given.token_over_http =
             std::env::var("PF_TOKEN_OVER_HTTP").ok().filter(|text| !text.is_empty()).map(|text| text == "1" || text == "true");
-        let flags = Flags { registry: given.registry.clone(), store: given.store.clone(), ..Flags::default() };
+        let (registry, store, tls_ca) = (given.registry.clone(), given.store.clone(), given.tls_ca.clone());
+        let flags = Flags { registry, store, tls_ca, ..Flags::default() };
         let names_registry = given.registry.is_some() && usage::has_flag(std::env::args_os(), "--registry");
         let settings = Settings::resolve(given, file, &dirs);
         let (out, json, quiet) = (Out::stdout(), global.json, global.quiet);
@@ -127,7 +130,8 @@ impl Context {
             (None, None) => defaults.retry_for,
         };
         let on_retry = Some(progress::on_retry(self.quiet || self.json));
-        Ok(Remote::new(url, RemoteOptions { token, token_over_http, retries, retry_for, on_retry, ..defaults })?)
+        let extra_roots = self.settings.all.tls_ca.clone();
+        Ok(Remote::new(url, RemoteOptions { token, token_over_http, extra_roots, retries, retry_for, on_retry, ..defaults })?)
     }
 
     /// The local store, made if there is none.
@@ -220,6 +224,11 @@ impl Context {
     /// Size above which the local store evicts the least recently used snapshots.
     pub fn max_store_size(&self) -> Option<pfr_client::ByteSize> {
         self.settings.all.max_store_size
+    }
+
+    /// How directories are encoded: as given, else as in the configuration file, else the default.
+    pub fn compression(&self, given: Option<Compression>) -> Compression {
+        given.or(self.settings.all.compression).unwrap_or_default()
     }
 
     fn store_dir(&self) -> Result<&Path, Failure> {

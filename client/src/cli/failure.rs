@@ -191,7 +191,7 @@ impl From<pfr_store::Error> for Failure {
 
 impl From<pfr_client::Error> for Failure {
     fn from(error: pfr_client::Error) -> Self {
-        use pfr_client::Error;
+        use pfr_client::{Distrust, Error};
         let (code, message) = (error.code(), error.to_string());
         let hint = match error {
             Error::Store(error) => return error.into(),
@@ -199,6 +199,11 @@ impl From<pfr_client::Error> for Failure {
                 "PF_TOKEN_OVER_HTTP=1, or `token-over-http = true` in the configuration file, allows it where the network is trusted"
                     .into(),
             ),
+            Error::Certificate { reason: Distrust::Issuer, .. } => {
+                Some("--tls-ca FILE, PF_TLS_CA, or `tls-ca` in the configuration file name the certificate of an authority".into())
+            }
+            // The message says what to do; the registry is up.
+            Error::Certificate { .. } => None,
             // The hints of the codes are about the registry.
             Error::NoAgent { .. } => Some("PF_AGENT_SOCKET, or `agent` in the configuration file, say where its socket is, too".into()),
             Error::AgentGone { .. } => Some(Suggestion::new("engines").agent().then(" says whether it is back; look before you ask again")),

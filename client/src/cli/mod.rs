@@ -20,7 +20,7 @@ pub mod progress;
 mod suggest;
 mod usage;
 
-pub use args::{Global, STYLES, repository_of};
+pub use args::{Encode, Global, STYLES, repository_of};
 pub use commands::agent::print_engines;
 pub use commands::log::print as print_lineage;
 pub use commands::stats::print as print_stats;

@@ -14,6 +14,8 @@ use std::path::PathBuf;
 pub struct Flags {
     /// Registry that was given, or that the last reference names.
     pub registry: Option<String>,
+    /// File with authorities that was given.
+    pub tls_ca: Option<PathBuf>,
     /// Local store that was given.
     pub store: Option<PathBuf>,
     /// Socket of the capture agent that was given.
@@ -119,6 +121,7 @@ impl Suggestion {
             }
         };
         flag("--registry", flags.registry.clone().filter(|_| registry && !self.names_registry));
+        flag("--tls-ca", flags.tls_ca.as_ref().filter(|_| registry).map(|path| path.display().to_string()));
         let store = flags.store.as_ref().filter(|_| local || self.scope == Scope::Both);
         flag("--store", store.map(|path| path.display().to_string()));
         flag("--agent", flags.agent.as_ref().filter(|_| self.scope == Scope::Agent).map(|path| path.display().to_string()));
@@ -199,6 +202,7 @@ mod tests {
     fn flags() -> Flags {
         Flags {
             registry: Some("http://r:1".into()),
+            tls_ca: None,
             store: Some("/my store".into()),
             agent: Some("/a.sock".into()),
             local: true,
@@ -213,6 +217,10 @@ mod tests {
         assert_eq!(rm.render(&here), "pf rm team/agent:x --local --store '/my store'");
         assert_eq!(rm.render(&there), "pf rm team/agent:x --registry http://r:1");
         assert_eq!(rm.render(&Flags::default()), "pf rm team/agent:x");
+        let (trusting, here) = (Flags { tls_ca: Some("/my ca".into()), ..there }, Flags { tls_ca: Some("/ca".into()), ..here });
+        assert_eq!(rm.render(&trusting), "pf rm team/agent:x --registry http://r:1 --tls-ca '/my ca'");
+        assert!(!rm.render(&here).contains("--tls-ca"), "no registry is asked");
+        let (here, there) = (flags(), Flags { local: false, ..flags() });
         assert_eq!(Suggestion::new("ls").repository().render(&here), "pf ls team/agent --registry http://r:1");
         assert_eq!(Suggestion::new("engines").agent().render(&here), "pf engines --agent /a.sock");
         let pull = Suggestion::new("pull").both().arg("https://s/a:b");

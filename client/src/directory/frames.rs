@@ -1,14 +1,17 @@
-//! Files as frames: read on blocking threads, a few pieces ahead of the reader, in constant memory.
+//! Files as frames: read and encoded on blocking threads, a few pieces ahead of the reader, in
+//! constant memory.
 
 use super::zstd_frame::{self, Shape};
 use super::{Directory, layout};
+use crate::encoding::{Encoder, Encoding, MOST};
 use crate::error::{Error, Result};
 use crate::plan::Item;
 use bytes::Bytes;
 use futures::StreamExt as _;
 use futures::stream::{self, BoxStream};
+use pfr_schema::checkpoint::Dtype;
 use pfr_schema::codec::Codec;
-use pfr_schema::frame::Header;
+use pfr_schema::frame::{CHECKSUM, Header};
 use pfr_schema::{ErrorCode, Kind};
 use pfr_store::document_frame;
 use rustix::buffer::spare_capacity;
@@ -26,10 +29,10 @@ const ROOM: usize = 512;
 const AHEAD: usize = 3;
 
 /// The frames of `items`, in order, without an end mark.
-pub(crate) fn frames(directory: Arc<Directory>, items: Arc<[Item]>) -> BoxStream<'static, Result<Bytes>> {
+pub(crate) fn frames(directory: Arc<Directory>, items: Arc<[Item]>, encoding: Encoding) -> BoxStream<'static, Result<Bytes>> {
     let (sender, receiver) = mpsc::channel(AHEAD);
     let work = move || {
-        let mut output = Output { sender, piece: Vec::new() };
+        let mut output = Output { sender, piece: Vec::new(), encoder: encoding.encoder() };
         let mut written = Ok(());
         for item in items.iter() {
             written = directory.write_frame(item, &mut output);
@@ -65,6 +68,7 @@ impl From<Error> for Stop {
 struct Output {
     sender: mpsc::Sender<Result<Bytes>>,
     piece: Vec<u8>,
+    encoder: Encoder,
 }
 
 impl Output {
@@ -74,11 +78,26 @@ impl Output {
     }
 
     fn flush(&mut self) -> std::result::Result<(), Stop> {
-        let piece = std::mem::replace(&mut self.piece, Vec::with_capacity(PIECE));
-        if piece.is_empty() {
-            return Ok(());
+        let mut whole = Bytes::from(std::mem::replace(&mut self.piece, Vec::with_capacity(PIECE)));
+        while !whole.is_empty() {
+            // A connection that is alive takes such a piece in time; of a larger one, that is not
+            // known.
+            let piece = whole.split_to(whole.len().min(PIECE));
+            self.encoder.wait(|| self.sender.blocking_send(Ok(piece))).map_err(|_| Stop::Unread)?;
         }
-        self.sender.blocking_send(Ok(piece.into())).map_err(|_| Stop::Unread)
+        Ok(())
+    }
+
+    /// Makes sure that `len` bytes fit, and [`ROOM`].
+    fn reserve(&mut self, len: usize) -> std::result::Result<(), Stop> {
+        let len = len + ROOM;
+        if self.piece.capacity() - self.piece.len() < len {
+            self.flush()?;
+            if self.piece.capacity() < len {
+                self.piece = Vec::with_capacity(len);
+            }
+        }
+        Ok(())
     }
 
     fn append(&mut self, bytes: &[u8]) -> std::result::Result<(), Stop> {
@@ -90,25 +109,56 @@ impl Output {
         Ok(())
     }
 
-    /// Appends a frame whose payload is `len` bytes of `input`.
+    /// Appends a frame whose payload is all of `input`, as it is.
     fn frame<I: Input>(&mut self, header: &Header, path: &Path, mut input: I) -> std::result::Result<(), Stop> {
-        let other_length = |found: String| I::other_length(path, header, &found);
         self.append(&header.to_bytes())?;
         let (mut left, mut checksum) = (header.stored_len, 0);
         while left > 0 {
             self.make_room()?;
             let before = self.piece.len();
-            let read = input.read_into(&mut self.piece).map_err(|e| unreadable(e, path, header))? as u64;
+            left = self.read(header, left, path, &mut input)?;
             checksum = crc32c::crc32c_append(checksum, &self.piece[before..]);
-            left = match left.checked_sub(read) {
-                Some(_) if read == 0 => {
-                    return Err(other_length(format!("{}", header.stored_len - left)).into());
-                }
-                Some(left) => left,
-                None => return Err(other_length("more".into()).into()),
-            };
         }
         self.append(&checksum.to_le_bytes())
+    }
+
+    /// Appends a frame of the blob with this raw header, which is all of `input`: encoded, if that
+    /// makes it smaller.
+    fn blob<I: Input>(&mut self, raw: &Header, elements: Option<Dtype>, path: &Path, mut input: I) -> std::result::Result<(), Stop> {
+        // A larger blob is not held in memory, so its encoded length cannot be in its header.
+        if raw.raw_len > MOST {
+            return self.frame(raw, path, input);
+        }
+        let head = Header::len(raw.digest.algorithm());
+        self.reserve(head + raw.raw_len as usize + CHECKSUM)?;
+        let begin = self.piece.len();
+        let payload = begin + head;
+        self.piece.resize(payload, 0);
+        let mut left = raw.raw_len;
+        while left > 0 {
+            left = self.read(raw, left, path, &mut input)?;
+        }
+        let mut header = *raw;
+        if let Some((codec, encoded)) = self.encoder.encode(&self.piece[payload..], elements) {
+            (header.codec, header.stored_len) = (codec, encoded.len() as u64);
+            self.piece[payload..payload + encoded.len()].copy_from_slice(&encoded);
+            self.piece.truncate(payload + encoded.len());
+        }
+        self.piece[begin..payload].copy_from_slice(&header.to_bytes());
+        let checksum = crc32c::crc32c(&self.piece[payload..]);
+        self.piece.extend_from_slice(&checksum.to_le_bytes());
+        Ok(())
+    }
+
+    /// Appends some of the `left` bytes that are left of a payload. Returns how many are left then.
+    fn read<I: Input>(&mut self, header: &Header, left: u64, path: &Path, input: &mut I) -> std::result::Result<u64, Stop> {
+        let read = input.read_into(&mut self.piece).map_err(|e| unreadable(e, path, header))? as u64;
+        let found = match left.checked_sub(read) {
+            Some(_) if read == 0 => (header.stored_len - left).to_string(),
+            Some(left) => return Ok(left),
+            None => "more".to_owned(),
+        };
+        Err(I::other_length(path, header, &found).into())
     }
 }
 
@@ -175,17 +225,17 @@ impl Directory {
         let path = self.root.path().join(&relative);
         let (file, len) = match self.root.file(&relative) {
             Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
-                return self.write_encoded(&raw, &relative, output);
+                return self.write_encoded(&raw, item.elements, &relative, output);
             }
             other => other?,
         };
         if len != size {
             return Err(Error::Changed { path, reason: format!("it had {size} bytes, now it has {len}") }.into());
         }
-        output.frame(&raw, &path, file)
+        output.blob(&raw, item.elements, &path, file)
     }
 
-    fn write_encoded(&self, raw: &Header, relative: &Path, output: &mut Output) -> std::result::Result<(), Stop> {
+    fn write_encoded(&self, raw: &Header, elements: Option<Dtype>, relative: &Path, output: &mut Output) -> std::result::Result<(), Stop> {
         let relative: PathBuf = layout::encoded(relative);
         let path = self.root.path().join(&relative);
         let (file, len) = self.root.file(&relative)?;
@@ -200,6 +250,6 @@ impl Directory {
             return output.frame(&as_it_is, &path, file);
         }
         let decoder = zstd_frame::decoder(file).map_err(Error::io("decode", &path))?;
-        output.frame(raw, &path, Decoded(decoder.take(raw.raw_len + 1)))
+        output.blob(raw, elements, &path, Decoded(decoder.take(raw.raw_len + 1)))
     }
 }

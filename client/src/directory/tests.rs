@@ -1,6 +1,8 @@
 use super::*;
+use crate::encoding::Encoding;
 use crate::error::Error;
 use futures::TryStreamExt as _;
+use pfr_schema::codec::{Codecs, Compression};
 use pfr_schema::flat::{FlatManifest, Page};
 use pfr_schema::geometry::{Dtype, Geometry};
 use std::sync::Arc;
@@ -17,11 +19,15 @@ fn one_page(len: u32) -> (tempfile::TempDir, PathBuf, Item) {
     let page = Page { ix: 0, k: digest, v: digest };
     let flat = FlatManifest::new(geometry, vec![page], vec![], &Limits::default()).unwrap();
     std::fs::write(dir.path().join(layout::PAGE_MANIFEST), flat.to_bytes()).unwrap();
-    (dir, path, Item { digest, kind: Kind::Blob, size: Some(u64::from(len)) })
+    (dir, path, Item { digest, kind: Kind::Blob, size: Some(u64::from(len)), elements: None })
+}
+
+fn encoding() -> Encoding {
+    Encoding::new(Compression::Hot, Codecs::ALL)
 }
 
 async fn read(directory: Directory, items: &[Item]) -> Result<Vec<u8>> {
-    let pieces: Vec<bytes::Bytes> = frames::frames(Arc::new(directory), items.into()).try_collect().await?;
+    let pieces: Vec<bytes::Bytes> = frames::frames(Arc::new(directory), items.into(), encoding()).try_collect().await?;
     Ok(pieces.concat())
 }
 
@@ -62,7 +68,7 @@ async fn a_file_that_changes_after_it_was_checked_is_an_error_that_names_it() {
 async fn a_dropped_stream_ends_its_reader() {
     let (dir, _, item) = one_page(4 << 20);
     let directory = Arc::new(Directory::open(dir.path(), &Limits::default()).unwrap());
-    let mut stream = frames::frames(Arc::clone(&directory), vec![item; 50].into());
+    let mut stream = frames::frames(Arc::clone(&directory), vec![item; 50].into(), encoding());
     stream.try_next().await.unwrap();
     drop(stream);
     // The reader holds the directory until it has noticed.

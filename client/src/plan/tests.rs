@@ -59,7 +59,7 @@ fn side<const NEAR: bool>(documents: Vec<Document>) -> Side<NEAR> {
 }
 
 fn item(manifest: &Document) -> Item {
-    Item { digest: manifest.digest, kind: Kind::Manifest, size: None }
+    Item::manifest(manifest.digest)
 }
 
 #[tokio::test]

@@ -9,10 +9,10 @@ use crate::remote::{BoxFrames, Remote};
 use crate::slot::Slot;
 use futures::{StreamExt as _, TryStreamExt as _};
 use parking_lot::Mutex;
-use pfr_schema::codec;
+use pfr_schema::codec::{self, Codecs};
 use pfr_schema::frame::Header;
 use pfr_schema::tree::Document;
-use pfr_schema::{Digest, FormatError, Limits, RepositoryName};
+use pfr_schema::{FormatError, Limits, RepositoryName};
 use pfr_store::{Incoming, verified_frames};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -36,6 +36,7 @@ pub(crate) struct Fetcher<'a> {
     /// Lets large documents into memory one at a time.
     pub large_documents: Arc<Semaphore>,
     blobs: AtomicU64,
+    raw_bytes: AtomicU64,
     frame_bytes: AtomicU64,
     document_bytes: AtomicU64,
 }
@@ -49,6 +50,7 @@ impl<'a> Fetcher<'a> {
             limits: Limits::default(),
             large_documents: Arc::new(Semaphore::new(1)),
             blobs: AtomicU64::new(0),
+            raw_bytes: AtomicU64::new(0),
             frame_bytes: AtomicU64::new(0),
             document_bytes: AtomicU64::new(0),
         }
@@ -57,6 +59,11 @@ impl<'a> Fetcher<'a> {
     /// Frames received.
     pub fn blobs(&self) -> u64 {
         self.blobs.load(Ordering::Relaxed)
+    }
+
+    /// Raw bytes received.
+    pub fn raw_bytes(&self) -> u64 {
+        self.raw_bytes.load(Ordering::Relaxed)
     }
 
     /// Bytes of frames received.
@@ -72,13 +79,15 @@ impl<'a> Fetcher<'a> {
     /// Adds what a try has brought.
     pub fn count(&self, tally: &Tally) {
         self.blobs.fetch_add(tally.blobs(), Ordering::Relaxed);
+        self.raw_bytes.fetch_add(tally.raw(), Ordering::Relaxed);
         self.frame_bytes.fetch_add(tally.frame_bytes(), Ordering::Relaxed);
     }
 
-    /// The frames of `items`. Any other frame ends the stream with an error, which the slot keeps.
-    pub async fn frames(&self, items: &Arc<[Item]>, tally: &Arc<Tally>) -> Result<Watched> {
+    /// The frames of `items`, in these codecs. Any other frame ends the stream with an error, which
+    /// the slot keeps.
+    pub async fn frames(&self, items: &Arc<[Item]>, codecs: Codecs, tally: &Arc<Tally>) -> Result<Watched> {
         let digests = items.iter().map(|item| item.digest).collect();
-        let frames = self.remote.frames(self.repository, digests).await?;
+        let frames = self.remote.frames(self.repository, digests, codecs).await?;
         Ok(watch(frames, Meter::expecting(&self.limits, Arc::clone(tally), Arc::clone(items))))
     }
 
@@ -120,7 +129,7 @@ impl<'a> Fetcher<'a> {
     }
 
     async fn collect(&self, items: &Arc<[Item]>, tally: &Arc<Tally>, documents: &mut Vec<Document>) -> Result<()> {
-        let Watched { frames, slot } = self.frames(items, tally).await?;
+        let Watched { frames, slot } = self.frames(items, Codecs::ALL, tally).await?;
         let mut frames = Box::pin(verified_frames(frames, self.limits.clone(), Arc::clone(&self.large_documents)));
         let mut large: Option<(Header, Vec<u8>)> = None;
         while let Some(incoming) = frames.next().await {
@@ -213,9 +222,4 @@ pub(crate) fn watch(frames: BoxFrames, mut meter: Meter) -> Watched {
 pub(super) fn batches(items: Vec<Item>) -> Vec<Vec<Item>> {
     let by_bytes = cut(items, Item::bytes, BATCH_BYTES).into_iter();
     by_bytes.flat_map(|batch| batch.chunks(BATCH_DIGESTS).map(<[Item]>::to_vec).collect::<Vec<_>>()).collect()
-}
-
-/// The manifest of a snapshot, as an item to fetch.
-pub(super) fn manifest_item(digest: Digest) -> Item {
-    Item { digest, kind: pfr_schema::Kind::Manifest, size: None }
 }

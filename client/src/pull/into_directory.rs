@@ -1,6 +1,6 @@
 //! Pull into a snapshot directory: every byte is written once, straight from the wire.
 
-use super::fetch::{Fetcher, IN_FLIGHT, Watched, batches, manifest_item, watch};
+use super::fetch::{Fetcher, IN_FLIGHT, Watched, batches, watch};
 use super::publish::Publication;
 use super::writer::{Large, Writer};
 use crate::directory::layout;
@@ -11,6 +11,7 @@ use crate::progress::{Phase, Progress};
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use futures::stream::{self, StreamExt as _, TryStreamExt as _};
+use pfr_schema::codec::Codecs;
 use pfr_schema::container::Container;
 use pfr_schema::tree::Document;
 use pfr_schema::{Digest, Kind};
@@ -31,7 +32,7 @@ pub(super) async fn pull(fetcher: &Fetcher<'_>, digest: Digest, path: &Path, sto
     let progress = fetcher.progress;
     let unsuitable = |reason: String| Error::Unsuitable { digest, reason };
     let mut near = Near { fetcher, store, manifest: None };
-    let document = only(near.documents(&[manifest_item(digest)]).await?)?;
+    let document = only(near.documents(&[Item::manifest(digest)]).await?)?;
     near.manifest = Some(document.clone());
     let Container::Manifest(manifest) = parse(&document, &fetcher.limits)? else {
         return Err(Error::Internal("a manifest parsed as something else".into()));
@@ -46,9 +47,9 @@ pub(super) async fn pull(fetcher: &Fetcher<'_>, digest: Digest, path: &Path, sto
     let root = path.to_owned();
     let writer = Arc::new(blocking(move || Writer::open(&root, named)).await?);
 
-    let config = Item { digest: manifest.config.digest, kind: Kind::Blob, size: Some(manifest.config.size) };
+    let config = Item { digest: manifest.config.digest, kind: Kind::Blob, size: Some(manifest.config.size), elements: None };
     let destination = Present { writer: Arc::clone(&writer), config: config.digest };
-    let Plan { blobs, containers } = plan(manifest_item(digest), &near, &destination, &fetcher.limits).await?;
+    let Plan { blobs, containers } = plan(Item::manifest(digest), &near, &destination, &fetcher.limits).await?;
     let config = only(near.documents(&[config]).await?)?;
     let totals = Totals::of(containers.iter().filter(|d| d.kind != Kind::Run), &fetcher.limits)?;
     progress.begin(&totals);
@@ -183,7 +184,7 @@ impl Receiver<'_> {
     async fn receive(&self, items: Arc<[Item]>) -> (Vec<Item>, Result<()>) {
         let tally = Tally::new(self.fetcher.progress);
         let done = AtomicUsize::new(0);
-        let result = match self.fetcher.frames(&items, &tally).await {
+        let result = match self.fetcher.frames(&items, Codecs::ALL, &tally).await {
             Ok(frames) => self.write(frames, &done).await,
             Err(error) => Err(error),
         };

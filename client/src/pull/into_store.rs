@@ -1,6 +1,6 @@
 //! Pull into a local store.
 
-use super::fetch::{Fetcher, IN_FLIGHT, Watched, batches, manifest_item};
+use super::fetch::{Fetcher, IN_FLIGHT, Watched, batches};
 use crate::error::Result;
 use crate::local::LocalSession;
 use crate::meter::Tally;
@@ -33,7 +33,7 @@ struct Session<'a> {
 impl Session<'_> {
     async fn run(&self, digest: Digest, tag: Option<Tag>) -> Result<Totals> {
         let progress = self.fetcher.progress;
-        let plan = plan(manifest_item(digest), self.fetcher, &self.local, &self.fetcher.limits).await?;
+        let plan = plan(Item::manifest(digest), self.fetcher, &self.local, &self.fetcher.limits).await?;
         let totals = self.totals(digest, &plan.containers).await?;
         progress.begin(&totals);
         progress.add_bytes_deduplicated(totals.bytes.saturating_sub(plan.bytes()));
@@ -73,15 +73,15 @@ impl Session<'_> {
     }
 
     async fn ingest(&self, items: &Arc<[Item]>, tally: &Arc<Tally>) -> Result<()> {
-        let Watched { frames, slot } = self.fetcher.frames(items, tally).await?;
         let LocalSession { store, push } = &self.local;
+        let Watched { frames, slot } = self.fetcher.frames(items, store.options().codecs, tally).await?;
         let stored = store.ingest(push, as_blobs(frames, &self.fetcher.limits)).await;
         stored.map(|_| ()).map_err(|error| self.fetcher.remote.received(&slot, error))
     }
 
     /// Sums over the manifest, page trees and checkpoints, fetched now or stored before.
     async fn totals(&self, manifest: Digest, fetched: &[Document]) -> Result<Totals> {
-        let manifest = self.document(manifest_item(manifest), fetched).await?;
+        let manifest = self.document(Item::manifest(manifest), fetched).await?;
         let mut documents = Vec::new();
         for item in children(&manifest, &self.fetcher.limits)? {
             if matches!(item.kind, Kind::Tree | Kind::Checkpoint) {

@@ -268,7 +268,7 @@ mod tests {
     fn nothing_is_written_through_a_link_to_a_directory() {
         let dir = tempfile::tempdir().unwrap();
         let digest = Digest::sha256(b"x");
-        let (hex, item) = (digest.hex(), Item { digest, kind: pfr_schema::Kind::Blob, size: Some(1) });
+        let (hex, item) = (digest.hex(), Item { digest, kind: pfr_schema::Kind::Blob, size: Some(1), elements: None });
         for link in ["blobs", "blobs/sha256", &format!("blobs/sha256/{}", &hex[..2]), layout::ATTACHMENTS] {
             let (root, elsewhere) = (dir.path().join(link.replace('/', "-")), dir.path().join("elsewhere"));
             std::fs::create_dir_all(root.join(link).parent().unwrap()).unwrap();
@@ -293,7 +293,7 @@ mod tests {
         std::fs::write(dir.path().join("victim"), "y").unwrap();
         std::os::unix::fs::symlink(dir.path().join("victim"), &blob).unwrap();
         let writer = Writer::open(&root, HashMap::new()).unwrap();
-        assert!(!writer.holds(&Item { digest, kind: pfr_schema::Kind::Blob, size: Some(1) }).unwrap());
+        assert!(!writer.holds(&Item { digest, kind: pfr_schema::Kind::Blob, size: Some(1), elements: None }).unwrap());
         writer.write_bytes(&layout::blob(&digest), b"x").unwrap();
         assert_eq!(std::fs::read(&blob).unwrap(), b"x");
         assert_eq!(std::fs::read(dir.path().join("victim")).unwrap(), b"y");

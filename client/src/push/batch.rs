@@ -49,7 +49,7 @@ mod tests {
     use pfr_schema::{Digest, Kind};
 
     fn plan(blobs: &[u64], containers: &[usize]) -> Plan {
-        let item = |size: &u64| Item { digest: Digest::sha256(&size.to_le_bytes()), kind: Kind::Blob, size: Some(*size) };
+        let item = |size: &u64| Item { digest: Digest::sha256(&size.to_le_bytes()), kind: Kind::Blob, size: Some(*size), elements: None };
         Plan {
             blobs: blobs.iter().map(item).collect(),
             containers: containers.iter().map(|len| Document::new(Kind::Run, vec![0; *len])).collect(),

@@ -2,6 +2,7 @@
 
 use crate::boxed;
 use crate::directory::{Directory, frames};
+use crate::encoding::Encoding;
 use crate::error::{Error, Result};
 use crate::local::LocalSession;
 use crate::plan::{Item, Plan, cut, plan};
@@ -10,16 +11,17 @@ use crate::slot::Slot;
 use bytes::Bytes;
 use futures::stream::{self, StreamExt as _};
 use pfr_schema::api::Committed;
+use pfr_schema::codec::Compression;
 use pfr_schema::frame::end_mark;
-use pfr_schema::{Kind, RepositoryName, Tag};
+use pfr_schema::{RepositoryName, Tag};
 use pfr_store::Store;
 use std::sync::Arc;
 
 /// Raw bytes stored at a time. A crash loses at most so many.
 const BATCH: u64 = 256 << 20;
 
-/// Stores and commits a directory that was read. Returns the commit, and the number of raw bytes
-/// that the store lacked.
+/// Stores and commits a directory that was read; its blobs are encoded as `compression` says.
+/// Returns the commit, and the number of raw bytes that the store lacked.
 ///
 /// # Errors
 /// [`Error::WrongBytes`] for a file that is not what its name says, [`Error::Store`] for what the
@@ -30,24 +32,27 @@ pub async fn push_into_store(
     store: &Store,
     repository: &RepositoryName,
     tag: Tag,
+    compression: Compression,
     progress: &Progress,
 ) -> Result<(Committed, u64)> {
     progress.enter(Phase::Reading);
     let totals = directory.totals()?;
     progress.begin(&totals);
-    let session = Session { directory, local: LocalSession::open(store, repository).await?, progress };
+    let encoding = Encoding::new(compression, store.options().codecs);
+    let session = Session { directory, local: LocalSession::open(store, repository).await?, encoding, progress };
     session.local.end(session.run(tag, totals.bytes).await).await
 }
 
 struct Session<'a> {
     directory: &'a Arc<Directory>,
     local: LocalSession<'a>,
+    encoding: Encoding,
     progress: &'a Progress,
 }
 
 impl Session<'_> {
     async fn run(&self, tag: Tag, total: u64) -> Result<(Committed, u64)> {
-        let manifest = Item { digest: self.directory.digest(), kind: Kind::Manifest, size: None };
+        let manifest = Item::manifest(self.directory.digest());
         let plan = plan(manifest, &**self.directory, &self.local, self.directory.limits()).await?;
         let moving = plan.bytes();
         self.progress.add_bytes_deduplicated(total.saturating_sub(moving));
@@ -67,7 +72,8 @@ impl Session<'_> {
         let (slot, bytes) = (Slot::default(), items.iter().map(Item::bytes).sum());
         let end = Bytes::from(end_mark(items.len() as u64));
         let keep = slot.clone();
-        let frames = frames::frames(Arc::clone(self.directory), items.into()).map(move |piece| piece.map_err(|e| keep.keep(e)));
+        let frames = frames::frames(Arc::clone(self.directory), items.into(), self.encoding.clone());
+        let frames = frames.map(move |piece| piece.map_err(|e| keep.keep(e)));
         let frames = frames.chain(stream::iter([Ok(end)])).boxed();
         match self.local.store.ingest(&self.local.push, frames).await {
             Ok(_) => self.progress.add_bytes_done(bytes),

@@ -9,6 +9,7 @@ use crate::remote::Remote;
 use bytes::Bytes;
 use futures::stream::{self, BoxStream};
 use futures::{StreamExt as _, TryStreamExt as _};
+use pfr_schema::codec::Codecs;
 use pfr_schema::frame::Header;
 use pfr_schema::tree::Document;
 use pfr_schema::{Digest, Kind, Limits, RepositoryName};
@@ -49,19 +50,19 @@ impl Relay {
         Fetcher::new(&self.remote, &self.repository, &unseen).documents(items).await
     }
 
-    /// Frames of plain blobs, in order, without an end mark.
-    pub fn blob_frames(&self, items: &[Item]) -> BoxStream<'static, Result<Bytes>> {
+    /// Frames of plain blobs in these codecs, in order, without an end mark.
+    pub fn blob_frames(&self, items: &[Item], codecs: Codecs) -> BoxStream<'static, Result<Bytes>> {
         let parts: Vec<Arc<[Item]>> = items.chunks(DIGESTS).map(Arc::from).collect();
         let relay = self.clone();
         let part = move |part| {
             let relay = relay.clone();
-            async move { relay.part(part).await }
+            async move { relay.part(part, codecs).await }
         };
         stream::iter(parts).then(part).try_flatten().boxed()
     }
 
-    async fn part(&self, items: Arc<[Item]>) -> Result<BoxStream<'static, Result<Bytes>>> {
-        let frames = self.remote.frames(&self.repository, items.iter().map(|item| item.digest).collect()).await?;
+    async fn part(&self, items: Arc<[Item]>, codecs: Codecs) -> Result<BoxStream<'static, Result<Bytes>>> {
+        let frames = self.remote.frames(&self.repository, items.iter().map(|item| item.digest).collect(), codecs).await?;
         let Watched { frames, slot } = watch(frames, Meter::expecting(&self.limits, Tally::new(&Progress::default()), items));
         let remote = self.remote.clone();
         let verified = verified_frames(frames, self.limits.clone(), Arc::clone(&self.large));

@@ -3,6 +3,7 @@
 use super::PushTarget;
 use super::batch::{Batch, batches};
 use super::source::OpenedSource;
+use crate::encoding::Encoding;
 use crate::error::{Error, Result};
 use crate::meter::{Meter, Tally};
 use crate::plan::{Item, Plan, PlanDestination, plan};
@@ -27,6 +28,7 @@ const ROUNDS: u32 = 3;
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Sent {
     pub blobs: u64,
+    pub raw_bytes: u64,
     pub frame_bytes: u64,
 }
 
@@ -36,12 +38,14 @@ pub(super) struct Session<'a> {
     target: &'a PushTarget,
     progress: &'a Progress,
     push: api::Push,
+    encoding: Encoding,
 }
 
 impl<'a> Session<'a> {
     pub async fn open(source: &'a OpenedSource, remote: &'a Remote, target: &'a PushTarget, progress: &'a Progress) -> Result<Self> {
         let push = remote.open_push(&target.repository).await?;
-        Ok(Self { source, remote, target, progress, push })
+        let encoding = Encoding::new(target.compression, push.codecs);
+        Ok(Self { source, remote, target, progress, push, encoding })
     }
 
     /// Uploads what the registry lacks, then commits.
@@ -113,39 +117,45 @@ impl<'a> Session<'a> {
         }
     }
 
+    /// Raw bytes that were left raw because the registry took them faster so.
+    pub fn left_raw(&self) -> u64 {
+        self.encoding.left_raw()
+    }
+
     pub async fn abort(&self) -> Result<()> {
         self.remote.abort(&self.target.repository, &self.push.id).await
     }
 
     async fn send(&self, batch: Batch) -> Result<Sent> {
         let tally = Tally::new(self.progress);
-        let (source, limits) = (self.source.clone(), self.source.limits().clone());
+        let (source, limits, encoding) = (self.source.clone(), self.source.limits().clone(), self.encoding.clone());
         let frames = {
             let tally = Arc::clone(&tally);
             move || {
                 tally.reset();
                 let mut meter = Meter::new(&limits, Arc::clone(&tally));
-                body(&source, &batch).and_then(move |piece| futures::future::ready(meter.look(&piece).map(|()| piece))).boxed()
+                body(&source, &batch, &encoding).and_then(move |piece| futures::future::ready(meter.look(&piece).map(|()| piece))).boxed()
             }
         };
         self.remote.put_frames(&self.target.repository, &self.push.id, frames).await?;
-        Ok(Sent { blobs: tally.blobs(), frame_bytes: tally.frame_bytes() })
+        Ok(Sent { blobs: tally.blobs(), raw_bytes: tally.raw(), frame_bytes: tally.frame_bytes() })
     }
 }
 
 impl Sent {
     fn add(&mut self, other: Self) {
         self.blobs += other.blobs;
+        self.raw_bytes += other.raw_bytes;
         self.frame_bytes += other.frame_bytes;
     }
 }
 
 /// The body of an upload. Each node is encoded only when the connection takes it, to save memory.
-fn body(source: &OpenedSource, batch: &Batch) -> BoxFrames {
+fn body(source: &OpenedSource, batch: &Batch, encoding: &Encoding) -> BoxFrames {
     let containers = Arc::clone(&batch.containers);
     let documents = stream::iter(0..containers.len()).map(move |i| Ok::<Bytes, Error>(document_frame(&containers[i])));
     let end = Bytes::from(end_mark(batch.frames()));
-    let blobs = if batch.blobs.is_empty() { stream::empty().boxed() } else { source.blob_frames(Arc::clone(&batch.blobs)) };
+    let blobs = if batch.blobs.is_empty() { stream::empty().boxed() } else { source.blob_frames(Arc::clone(&batch.blobs), encoding) };
     blobs.chain(documents).chain(stream::once(async move { Ok(end) })).boxed()
 }
 

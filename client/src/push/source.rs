@@ -3,6 +3,7 @@
 use super::relay::Relay;
 use super::{PushTarget, Source};
 use crate::directory::{self, Directory};
+use crate::encoding::Encoding;
 use crate::error::{Error, Result, blocking};
 use crate::plain::as_blobs;
 use crate::plan::{Item, PlanSource, Totals};
@@ -12,7 +13,7 @@ use futures::{StreamExt as _, TryStreamExt as _};
 use pfr_schema::frame::{END_LEN, end_mark};
 use pfr_schema::tree::Document;
 use pfr_schema::{Digest, ErrorCode, FormatError, Kind, Limits};
-use pfr_store::Store;
+use pfr_store::{Store, in_codecs};
 use std::sync::Arc;
 
 /// A snapshot to be pushed.
@@ -62,7 +63,7 @@ impl OpenedSource {
             Self::Store { snapshot, .. } => *snapshot,
             Self::Relay(relay) => relay.snapshot(),
         };
-        Item { digest, kind: Kind::Manifest, size: None }
+        Item::manifest(digest)
     }
 
     pub async fn totals(&self) -> Result<Totals> {
@@ -76,20 +77,21 @@ impl OpenedSource {
         Totals::of(&documents, self.limits())
     }
 
-    /// Frames of plain blobs, in order, without an end mark.
-    pub fn blob_frames(&self, items: Arc<[Item]>) -> BoxStream<'static, Result<Bytes>> {
+    /// Frames of plain blobs, in order, without an end mark. A directory's are encoded as told; those
+    /// that are stored somewhere stay as they are, if the receiver takes their codecs.
+    pub fn blob_frames(&self, items: Arc<[Item]>, encoding: &Encoding) -> BoxStream<'static, Result<Bytes>> {
         match self {
-            Self::Directory(directory) => directory::frames::frames(Arc::clone(directory), items),
+            Self::Directory(directory) => directory::frames::frames(Arc::clone(directory), items, encoding.clone()),
             Self::Store { store, .. } => {
-                let (store, count, limits) = (store.clone(), items.len() as u64, self.limits().clone());
+                let (store, count, limits, codecs) = (store.clone(), items.len() as u64, self.limits().clone(), encoding.codecs());
                 let digests = items.iter().map(|item| item.digest).collect();
                 let open = async move {
-                    let frames = as_blobs(store.frames(digests).await?, &limits).map_err(Error::from);
-                    Ok::<_, Error>(without_end(frames.boxed(), count))
+                    let frames = in_codecs(as_blobs(store.frames(digests).await?, &limits), codecs, &limits);
+                    Ok::<_, Error>(without_end(frames.map_err(Error::from).boxed(), count))
                 };
                 stream::once(open).try_flatten().boxed()
             }
-            Self::Relay(relay) => relay.blob_frames(&items),
+            Self::Relay(relay) => relay.blob_frames(&items, encoding.codecs()),
         }
     }
 

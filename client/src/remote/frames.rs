@@ -9,7 +9,9 @@ use crate::slot::Slot;
 use bytes::{Bytes, BytesMut};
 use futures::stream::{self, BoxStream};
 use futures::{StreamExt as _, TryStreamExt as _};
-use pfr_schema::{Digest, RepositoryName, api, media_type};
+use pfr_schema::codec::{CODECS_HEADER, Codecs};
+use pfr_schema::{Digest, Limits, RepositoryName, api, media_type};
+use pfr_store::in_codecs;
 use reqwest::header::{ACCEPT, CONTENT_TYPE};
 use reqwest::{Body, Method, Response, Url};
 use std::sync::Arc;
@@ -30,16 +32,21 @@ const PIECE: usize = 256 << 10;
 
 impl Remote {
     /// Frames of `digests`, in that order, with an end mark: from the registry, or from where it
-    /// says that they lie. Nothing about the bytes is verified.
+    /// says that they lie. Those in other codecs than these become raw: in the registry, or here if
+    /// it is of a version that does not do that. Nothing about the bytes is verified.
     ///
     /// # Errors
     /// `blob_unknown` before the first byte; a stream that is cut ends with [`crate::Error::Cut`].
-    pub async fn frames(&self, repository: &RepositoryName, digests: Vec<Digest>) -> Result<BoxFrames> {
+    pub async fn frames(&self, repository: &RepositoryName, digests: Vec<Digest>, codecs: Codecs) -> Result<BoxFrames> {
+        Ok(in_codecs(self.frames_as_sent(repository, digests, codecs).await?, codecs, &Limits::default()))
+    }
+
+    async fn frames_as_sent(&self, repository: &RepositoryName, digests: Vec<Digest>, codecs: Codecs) -> Result<BoxFrames> {
         let url = self.repository_path(repository, &["frames"]);
         let request = api::FramesRequest { digests };
         let build = self.with_json(Method::POST, url, &request)?;
         let accept = if self.direct.open() { EITHER } else { media_type::FRAMES };
-        let response = self.request(|| build().header(ACCEPT, accept)).await?;
+        let response = self.request(|| build().header(ACCEPT, accept).header(CODECS_HEADER, codecs.to_string())).await?;
         if response.headers().get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(media_type::FRAME_LOCATIONS.as_bytes())) {
             let locations = self.parse(&self.read(response, LOCATIONS).await?)?;
             return self.fetch_located(locations, &request.digests);

@@ -115,11 +115,8 @@ impl Remote {
     }
 
     pub(super) fn unreachable(&self, error: &reqwest::Error, attempts: u32) -> Error {
-        if speaks_no_tls(error) {
-            let plain = self.url().replacen("https://", "http://", 1);
-            return Error::Url { url: self.url().to_owned(), reason: format!("it speaks http, not https; write {plain}") };
-        }
-        Error::Unreachable { url: self.url().to_owned(), reason: reason(error), attempts }
+        let unreachable = || Error::Unreachable { url: self.url().to_owned(), reason: reason(error), attempts };
+        self.untrusted(error).unwrap_or_else(unreachable)
     }
 
     pub(super) fn silent(&self, idle: Duration, attempts: u32) -> Error {
@@ -167,22 +164,9 @@ fn describe(content_type: &str, body: &[u8]) -> String {
     format!("{line:?}")
 }
 
-/// Whether the server of a TLS handshake does not speak TLS.
-fn speaks_no_tls(error: &(dyn std::error::Error + 'static)) -> bool {
-    use rustls::{Error, InvalidMessage};
-    let not_tls = |error: &(dyn std::error::Error + 'static)| {
-        matches!(error.downcast_ref::<Error>(), Some(Error::InvalidMessage(InvalidMessage::InvalidContentType)))
-    };
-    // An I/O error does not name the error that it holds as its source.
-    let held = |error: &(dyn std::error::Error + 'static)| {
-        let inner = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
-        inner.is_some_and(|inner| speaks_no_tls(inner))
-    };
-    std::iter::successors(Some(error), |error| error.source()).any(|error| not_tls(error) || held(error))
-}
-
 /// The innermost reason of an HTTP error: the outer ones repeat the URL.
-pub(crate) fn reason(error: &reqwest::Error) -> String {
+#[must_use]
+pub fn reason(error: &reqwest::Error) -> String {
     let mut inner: &dyn std::error::Error = error;
     while let Some(source) = inner.source() {
         inner = source;

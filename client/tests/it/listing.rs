@@ -1,7 +1,7 @@
 //! Lists that span repositories say which repository each line is of.
 
 use crate::common::sample::{SMALL, directory};
-use crate::common::{Registry, pf, pull_store, push_dir, repository};
+use crate::common::{Registry, pf, pull_store, push_dir, repository, target};
 use pfr_client::{Progress, PushTarget, Source, push};
 use pfr_schema::Digest;
 use pfr_store::{Options, Pin, Store};
@@ -12,7 +12,7 @@ async fn statistics_of_everything_name_the_repository_of_each_snapshot() {
     let (registry, dir) = (Registry::start().await, tempfile::tempdir().unwrap());
     let source = directory(SMALL, &[1, 2, 3]);
     let digest = push_dir(&registry.remote(), source.path(), "a").await.unwrap().digest;
-    let target = PushTarget { repository: "other/agent".parse().unwrap(), tag: None, if_tag_is: None, parents: Vec::new() };
+    let target = PushTarget { repository: "other/agent".parse().unwrap(), tag: None, ..target("a") };
     // The same snapshot in two repositories: only the repository tells the two lines apart.
     let again = push(&Source::Directory(source.path().into()), &registry.remote(), target, &Progress::default()).await.unwrap().digest;
     assert_eq!(again, digest);

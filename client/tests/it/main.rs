@@ -5,6 +5,7 @@
 mod agent;
 mod command;
 mod common;
+mod compression;
 mod gc;
 mod hints;
 mod integrity;
@@ -19,4 +20,5 @@ mod retries;
 mod scrub;
 mod slow_answers;
 mod slow_push;
+mod tls;
 mod trouble;

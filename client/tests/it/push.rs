@@ -41,6 +41,26 @@ async fn an_unchanged_directory_is_pushed_again_in_three_round_trips() {
 }
 
 #[tokio::test]
+async fn a_push_does_not_read_pages_that_the_registry_has() {
+    let registry = Registry::start().await;
+    let mut pages: Vec<u64> = (0..200).collect();
+    let (remote, source) = (registry.remote(), directory(SMALL, &pages));
+    push_dir(&remote, source.path(), "a").await.unwrap();
+    pages.extend([500, 501]);
+    write(source.path(), "page_manifest.json", SMALL, &pages);
+    // Other bytes of the same length in the files of the first push: one that was read would be
+    // refused.
+    for n in 0..400 {
+        let path = blob_path(source.path(), &Digest::sha256(&page(n, 128)));
+        assert!(path.exists(), "{}", path.display());
+        std::fs::write(path, page(n + 1_000_000, 128)).unwrap();
+    }
+    let second = push_dir(&remote, source.path(), "b").await.unwrap();
+    assert!(second.blobs_sent >= 4, "{second:?}");
+    registry.store.verify(&second.digest, &mut |_| {}).await.unwrap();
+}
+
+#[tokio::test]
 async fn a_push_of_one_percent_new_pages_costs_six_round_trips_and_the_new_pages() {
     let registry = Registry::start().await;
     let mut pages: Vec<u64> = (0..2000).collect();

@@ -3,6 +3,7 @@
 use crate::common::repository;
 use futures::{StreamExt as _, TryStreamExt as _};
 use pfr_client::{Error, Remote, RemoteOptions};
+use pfr_schema::codec::Codecs;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
@@ -66,7 +67,7 @@ async fn a_document_that_comes_drop_by_drop_is_given_up() {
 #[tokio::test]
 async fn a_stream_of_frames_that_comes_drop_by_drop_is_given_up() {
     let remote = remote(&server(drip).await);
-    let read = async { remote.frames(&repository(), vec![]).await.unwrap().try_collect::<Vec<_>>().await };
+    let read = async { remote.frames(&repository(), vec![], Codecs::ALL).await.unwrap().try_collect::<Vec<_>>().await };
     let error = tokio::time::timeout(TIMEOUT, read).await.unwrap().unwrap_err();
     assert!(matches!(&error, Error::TooSlow { .. }) && error.to_string().contains("comes too slowly"), "{error}");
 }

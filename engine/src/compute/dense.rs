@@ -65,6 +65,7 @@ pub(crate) fn full_attention(name: &str, shape: &KvShape, blocks: u32, component
         uncut: None,
         layout: pfr_schema::flat::LAYOUT.into(),
         geometry: Some(geometry(shape)),
+        dtype: None,
         components,
         states: Vec::new(),
     }

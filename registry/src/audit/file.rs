@@ -21,7 +21,6 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::signal::unix::{SignalKind, signal};
 
 /// How often the logs are read for records of other processes.
 const FOLLOW: Duration = Duration::from_secs(5);
@@ -75,11 +74,6 @@ impl AuditFile {
 
     /// Follows the logs until `stopping`, and then once more.
     pub(crate) async fn run(self, stopping: Budget) {
-        // A hangup must not end the process, and asks for a new file.
-        let mut hangup = match signal(SignalKind::hangup()) {
-            Ok(hangup) => hangup,
-            Err(error) => return tracing::error!(%error, "audit file: signals cannot be caught"),
-        };
         let mut behind = None;
         loop {
             let wait = match self.follow().await {
@@ -104,7 +98,6 @@ impl AuditFile {
                         () = stopping.used_up() => {}
                     }
                 }
-                _ = hangup.recv() => tracing::info!(path = %self.path.display(), "audit file: opened again"),
                 () = tokio::time::sleep(wait) => {}
                 () = stopping.used_up() => {}
             }

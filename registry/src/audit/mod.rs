@@ -19,11 +19,13 @@ mod repeats;
 
 pub(crate) use file::AuditFile;
 
-use crate::auth::{CallerId, Target};
+use crate::auth::{KnownCaller, Target};
 use crate::config::Config;
 use crate::domains::{Domain, Domains};
 use crate::metrics::AUDIT_MISSED;
 use crate::problem::ApiError;
+use crate::reload::Reload;
+use crate::routes;
 use axum::extract::{FromRequestParts as _, RawPathParams};
 use axum::http::request::Parts;
 use axum::http::{Method, StatusCode};
@@ -54,13 +56,13 @@ pub(crate) struct Audit {
     /// Whether reads are recorded.
     reads: bool,
     repeats: Repeats,
-    /// A record may have been written.
-    pub(crate) written: Notify,
+    /// A record may have been written, or the operator asks for the file to be opened again.
+    written: Notify,
 }
 
 impl Audit {
     pub(crate) fn new(openapi: &str, config: &Config) -> Arc<Self> {
-        let operations = Operations::of(openapi);
+        let operations = Operations::of(openapi, routes::actions_of_pages());
         Arc::new(Self { operations, reads: config.audit_reads, repeats: Repeats::default(), written: Notify::new() })
     }
 
@@ -94,6 +96,15 @@ impl Audit {
         };
         metrics::counter!(AUDIT_MISSED).increment(1);
         tracing::warn!(reason, operation, "a refused or failed request is missing in the audit log");
+    }
+}
+
+impl Reload for Audit {
+    /// The file is opened for each batch: it is told to write one.
+    fn reload(&self, at_once: bool) {
+        if at_once {
+            self.written.notify_one();
+        }
     }
 }
 
@@ -160,14 +171,21 @@ struct Inner {
     operation: Option<Arc<Operation>>,
     request_id: String,
     from: Option<IpAddr>,
-    caller: CallerId,
+    caller: KnownCaller,
     /// None until the caller is known.
     about: Mutex<Option<About>>,
 }
 
 impl Trail {
     /// The trail of a request to a route.
-    pub(crate) fn new(audit: &Arc<Audit>, method: &Method, route: &str, request_id: &str, from: Option<IpAddr>, caller: CallerId) -> Self {
+    pub(crate) fn new(
+        audit: &Arc<Audit>,
+        method: &Method,
+        route: &str,
+        request_id: &str,
+        from: Option<IpAddr>,
+        caller: KnownCaller,
+    ) -> Self {
         let operation = audit.operations.find(method.as_str(), route);
         let (audit, request_id, about) = (Arc::clone(audit), request_id.to_owned(), Mutex::default());
         Self(Arc::new(Inner { audit, operation, request_id, from, caller, about }))
@@ -244,15 +262,15 @@ impl Trail {
     fn entry(&self, outcome: AuditOutcome, status: Option<u16>) -> AuditEntry {
         let inner = &*self.0;
         let About { domain, repository, tag, digest, subject, of_registry } = inner.about.lock().clone().unwrap_or_default();
-        let who = inner.caller.who();
+        let caller = inner.caller.caller();
         let record = AuditRecord {
             operation: inner.operation.as_deref().map(|operation| operation.id.clone()).unwrap_or_default(),
             action: inner.operation.as_deref().map(|operation| operation.action.to_owned()).unwrap_or_default(),
             outcome,
             status,
-            token: who.map(|who| who.id.clone()),
-            label: who.map(|who| who.label.clone()),
-            token_domain: who.and_then(|who| who.domain.clone()),
+            token: caller.id().map(str::to_owned),
+            label: caller.label().filter(|label| caller.id() != Some(*label)).map(str::to_owned),
+            token_domain: caller.domain().cloned(),
             from: inner.from.map(|address| address.to_string()),
             request_id: Some(inner.request_id.clone()),
             domain,

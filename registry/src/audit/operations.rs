@@ -1,5 +1,6 @@
 //! What the audit log makes of each operation, from the routes' own description.
 
+use crate::auth::name_of;
 use pfr_schema::Action;
 use serde_json::Value;
 use std::collections::HashMap;
@@ -48,23 +49,35 @@ pub(super) struct Operation {
     pub(super) when: When,
 }
 
-/// All operations, by method and route.
+impl Operation {
+    fn new(id: String, method: &str, action: &str) -> Self {
+        let action = Action::ALL.into_iter().find(|known| known.name() == action);
+        let when = when(&id, method, action);
+        Self { id, action: name_of(action), when }
+    }
+}
+
+/// All operations, by method and route. A page has both as its id.
 pub(super) struct Operations(HashMap<(String, String), Arc<Operation>>);
 
 impl Operations {
-    /// Reads the OpenAPI document of the routes.
-    pub(super) fn of(document: &str) -> Self {
+    /// Reads the OpenAPI document of the routes, and the pages of the user interface with their
+    /// actions.
+    pub(super) fn of(document: &str, pages: impl Iterator<Item = (String, &'static str)>) -> Self {
         let document: Value = serde_json::from_str(document).unwrap_or_default();
         let mut operations = HashMap::new();
         for (path, item) in document["paths"].as_object().into_iter().flatten() {
             for (method, operation) in item.as_object().into_iter().flatten() {
                 let id = operation["operationId"].as_str().unwrap_or_default().to_owned();
                 let action = operation["x-pf-action"].as_str().unwrap_or_default();
-                let action = Action::ALL.into_iter().find(|known| known.name() == action);
-                let when = when(&id, method, action);
-                let operation = Operation { id, action: action.map_or("open", Action::name), when };
-                operations.insert((method.to_uppercase(), path.clone()), Arc::new(operation));
+                operations.insert((method.to_uppercase(), path.clone()), Arc::new(Operation::new(id, &method.to_uppercase(), action)));
             }
+        }
+        for (id, action) in pages {
+            let (method, path) = id.split_once(' ').unwrap_or_default();
+            let key = (method.to_owned(), path.to_owned());
+            let operation = Operation::new(id.clone(), &key.0, action);
+            operations.insert(key, Arc::new(operation));
         }
         Self(operations)
     }
@@ -82,7 +95,7 @@ fn when(id: &str, method: &str, action: Option<Action>) -> When {
         Some(_) if id == METRICS => When::IfRefused,
         Some(_) if CHANGES.contains(&id) => When::InTransaction,
         Some(Action::Pull) => When::IfReads,
-        Some(_) if method == "get" || PREPARATIONS.contains(&id) => When::IfReads,
+        Some(_) if method == "GET" || PREPARATIONS.contains(&id) => When::IfReads,
         Some(_) => When::Before,
     }
 }
@@ -90,20 +103,21 @@ fn when(id: &str, method: &str, action: Option<Action>) -> When {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::routes;
     use std::collections::BTreeSet;
 
     /// A new operation that changes something must have its record in its transaction, or before
     /// it. This list makes that a decision.
     #[test]
     fn every_operation_that_is_no_read_is_recorded() {
-        let operations = Operations::of(&crate::routes::openapi());
+        let operations = Operations::of(&routes::openapi(), routes::actions_of_pages());
         let ids = |wanted: When| -> BTreeSet<&str> {
             operations.0.values().filter(|operation| operation.when == wanted).map(|operation| operation.id.as_str()).collect()
         };
         assert_eq!(ids(When::InTransaction), CHANGES.into());
         assert_eq!(ids(When::Before), ["start_gc", "pause_task", "resume_task", "scrub"].into());
         assert!(PREPARATIONS.iter().all(|id| ids(When::IfReads).contains(id)));
-        assert_eq!(ids(When::Never), ["livez", "readyz", "openapi"].into());
+        assert_eq!(ids(When::Never), ["livez", "readyz", "openapi", "GET /ui/-/style.css", "GET /ui/-/icon.svg"].into());
         assert_eq!(ids(When::IfRefused), [METRICS].into());
         for ((method, route), operation) in &operations.0 {
             let is_read = method == "GET" || operation.action == "pull" || PREPARATIONS.contains(&operation.id.as_str());

@@ -7,6 +7,7 @@
 //! itself.
 
 use crate::domains::Domain;
+use crate::jwt::Subject;
 use crate::problem::ApiError;
 use pfr_schema::api::RepositoryInfo;
 use pfr_schema::{AccessScope, Action, Digest, DomainName, ErrorCode, Kind, RepositoryName};
@@ -24,6 +25,16 @@ pub(crate) enum Caller {
     Anyone,
     /// The holder of a valid token.
     Holder(Arc<AccessTokenRow>),
+    /// Who the valid token of an issuer is about.
+    Subject(Arc<Subject>),
+}
+
+/// What a token permits.
+#[derive(Clone, Copy)]
+struct Grant<'a> {
+    /// The only domain in which it does; none for every domain.
+    domain: Option<&'a DomainName>,
+    scopes: &'a [AccessScope],
 }
 
 /// What an action is about.
@@ -40,17 +51,26 @@ pub(crate) enum Target<'a> {
 }
 
 impl Caller {
+    /// What its token permits; none if it needs no token.
+    fn grant(&self) -> Option<Grant<'_>> {
+        match self {
+            Self::Anyone => None,
+            Self::Holder(token) => Some(Grant { domain: token.domain.as_ref(), scopes: &token.scopes }),
+            Self::Subject(subject) => Some(Grant { domain: subject.domain.as_ref(), scopes: &subject.scopes }),
+        }
+    }
+
     /// Permits or refuses an action.
     ///
     /// # Errors
     /// `domain_unknown` and `repository_unknown` for what the caller may not see, whether or not it
     /// exists. `denied` for what it may see.
     pub(super) fn decide(&self, action: Action, domain: &DomainName, target: Target<'_>) -> Result<(), ApiError> {
-        let Self::Holder(token) = self else { return Ok(()) };
+        let Some(token) = self.grant() else { return Ok(()) };
         let denied = || ApiError::new(ErrorCode::Denied, format!("the access token does not permit the action {:?} here", action.name()));
         let is_permitted = match target {
             Target::Registry => token.domain.is_none() && token.scopes.iter().any(|scope| scope.permits_everywhere(action)),
-            _ if !is_for(token, domain) => return Err(ApiError::from(Error::DomainUnknown(domain.clone())).hidden()),
+            _ if token.domain.is_some_and(|own| own != domain) => return Err(ApiError::from(Error::DomainUnknown(domain.clone())).hidden()),
             Target::Domain => token.scopes.iter().any(|scope| scope.permits_everywhere(action)),
             Target::Some => token.scopes.iter().any(|scope| scope.names(action)),
             Target::Repository(repository) => {
@@ -64,14 +84,9 @@ impl Caller {
         if is_permitted { Ok(()) } else { Err(denied()) }
     }
 
-    /// Whether the caller operates the registry, and not only a domain.
-    pub(crate) fn operates_registry(&self) -> bool {
-        self.decide(Action::Admin, &DomainName::default(), Target::Registry).is_ok()
-    }
-
     /// Scopes with the repositories that the caller sees; none if it sees all of the domain.
     fn sees_only(&self) -> Option<Vec<&AccessScope>> {
-        let Self::Holder(token) = self else { return None };
+        let token = self.grant()?;
         let pulls: Vec<&AccessScope> = token.scopes.iter().filter(|scope| scope.names(Action::Pull)).collect();
         if pulls.iter().any(|scope| scope.permits_everywhere(Action::Pull)) { None } else { Some(pulls) }
     }
@@ -79,6 +94,50 @@ impl Caller {
     /// Whether the caller sees every repository of the domain that it was admitted to.
     pub(crate) fn sees_everything(&self) -> bool {
         self.sees_only().is_none()
+    }
+
+    /// Whether the caller sees a repository of the domain that it was admitted to.
+    pub(crate) fn sees(&self, repository: &RepositoryName) -> bool {
+        self.sees_only().is_none_or(|scopes| scopes.iter().any(|scope| scope.permits(Action::Pull, repository)))
+    }
+
+    /// Whether the caller may operate a domain.
+    pub(crate) fn operates(&self, domain: &DomainName) -> bool {
+        self.decide(Action::Admin, domain, Target::Domain).is_ok()
+    }
+
+    /// Whether the caller may operate the registry: its domains and tokens.
+    pub(crate) fn operates_registry(&self) -> bool {
+        self.decide(Action::Admin, &DomainName::default(), Target::Registry).is_ok()
+    }
+
+    /// The public part of its token; of the token of an issuer, its subject and issuer.
+    pub(crate) fn id(&self) -> Option<&str> {
+        match self {
+            Self::Anyone => None,
+            Self::Holder(token) => Some(token.id.as_str()),
+            Self::Subject(subject) => Some(&subject.name),
+        }
+    }
+
+    /// The label of its token; of the token of an issuer, its subject and issuer.
+    pub(crate) fn label(&self) -> Option<&str> {
+        match self {
+            Self::Anyone => None,
+            Self::Holder(token) => Some(&token.label),
+            Self::Subject(subject) => Some(&subject.name),
+        }
+    }
+
+    /// The only domain that its token is for.
+    pub(crate) fn domain(&self) -> Option<&DomainName> {
+        self.grant().and_then(|token| token.domain)
+    }
+
+    /// A domain that is not hidden from the caller: the one that its token is for, or the default
+    /// one.
+    pub(crate) fn home(&self) -> DomainName {
+        self.domain().cloned().unwrap_or_default()
     }
 
     /// The repositories of a domain that the caller sees, by name.
@@ -173,10 +232,6 @@ impl Caller {
     }
 }
 
-fn is_for(token: &AccessTokenRow, domain: &DomainName) -> bool {
-    token.domain.as_ref().is_none_or(|only| only == domain)
-}
-
 /// Where the list of repositories goes on, at or behind `after`, such that no repository that a
 /// scope matches is left out. None: behind all of them.
 #[expect(clippy::option_option, reason = "the inner one is a cursor, and none is the beginning of the list")]
@@ -199,33 +254,24 @@ fn before(start: &str) -> String {
     }
 }
 
-/// The holder of a token, as logs name it.
-#[derive(Clone, Debug)]
-pub(crate) struct Who {
-    /// The public part of the token.
-    pub(crate) id: String,
-    pub(crate) label: String,
-    /// The only domain that the token is for.
-    pub(crate) domain: Option<DomainName>,
-}
-
-/// Whose token a request carries, for its log line and for the audit log: set once it is known.
+/// Whose token a request carries, for its log line, for the audit log and for the page of a refusal:
+/// set once it is known.
 #[derive(Clone, Default)]
-pub(crate) struct CallerId(Arc<OnceLock<Who>>);
+pub(crate) struct KnownCaller(Arc<OnceLock<Caller>>);
 
-impl CallerId {
-    pub(super) fn set(&self, row: &AccessTokenRow) {
-        self.0.get_or_init(|| Who { id: row.id.to_string(), label: row.label.clone(), domain: row.domain.clone() });
+impl KnownCaller {
+    pub(super) fn set(&self, caller: &Caller) {
+        self.0.get_or_init(|| caller.clone());
     }
 
-    /// The public part of the token.
+    /// The public part of the token; of the token of an issuer, its subject and issuer.
     pub(crate) fn id(&self) -> Option<&str> {
-        self.who().map(|who| who.id.as_str())
+        self.0.get().and_then(Caller::id)
     }
 
-    /// The holder of the token.
-    pub(crate) fn who(&self) -> Option<&Who> {
-        self.0.get()
+    /// The caller, as far as it is known.
+    pub(crate) fn caller(&self) -> Caller {
+        self.0.get().cloned().unwrap_or(Caller::Anyone)
     }
 }
 

@@ -1,25 +1,40 @@
 //! Where a request carries its token.
 
+use crate::jwt::token::looks_like;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use pfr_schema::AccessToken;
+use pfr_service::Secret;
+
+/// A token, not checked yet.
+pub(super) enum Credential {
+    /// One of the registry.
+    Ours(AccessToken),
+    /// Perhaps one of an issuer.
+    Issued(Secret),
+}
 
 /// The token of a request: as `Bearer`, or as the password of `Basic`, for clients that know user
 /// names and passwords only. None if there is no header, several, or one that holds no token.
-pub(super) fn of(headers: &HeaderMap) -> Option<AccessToken> {
+pub(super) fn of(headers: &HeaderMap) -> Option<Credential> {
     let mut found = headers.get_all(header::AUTHORIZATION).iter();
     let (Some(value), None) = (found.next(), found.next()) else { return None };
     let (scheme, rest) = value.to_str().ok()?.split_once(' ')?;
     let rest = rest.trim();
     if scheme.eq_ignore_ascii_case("bearer") {
-        return AccessToken::parse(rest).ok();
+        return credential(rest);
     }
     if scheme.eq_ignore_ascii_case("basic") {
         let decoded = String::from_utf8(STANDARD.decode(rest).ok()?).ok()?;
-        return AccessToken::parse(decoded.split_once(':')?.1).ok();
+        return credential(decoded.split_once(':')?.1);
     }
     None
+}
+
+fn credential(text: &str) -> Option<Credential> {
+    let issued = || looks_like(text).then(|| Credential::Issued(Secret::new(text)));
+    AccessToken::parse(text).ok().map(Credential::Ours).or_else(issued)
 }
 
 /// What a refused request is told about how to send a token.
@@ -41,7 +56,10 @@ mod tests {
         for value in values {
             headers.append(header::AUTHORIZATION, value.parse().unwrap());
         }
-        of(&headers).map(|token| token.expose().to_owned())
+        of(&headers).map(|credential| match credential {
+            Credential::Ours(token) => token.expose().to_owned(),
+            Credential::Issued(token) => token.expose().to_owned(),
+        })
     }
 
     #[test]
@@ -55,6 +73,16 @@ mod tests {
         }
         assert_eq!(found(&[&format!("Bearer {}", token.expose())]), expected);
         assert_eq!(found(&[&format!("bEARER {}", token.expose())]), expected);
+    }
+
+    #[test]
+    fn a_token_of_an_issuer_has_three_parts() {
+        let expected = Some("aA0-_.b.c".to_owned());
+        assert_eq!(found(&["Bearer aA0-_.b.c"]), expected);
+        assert_eq!(found(&[&format!("Basic {}", STANDARD.encode("x:aA0-_.b.c"))]), expected);
+        for other in ["a.b", "a.b.c.d", "a.b.c=", "a.b c.d", ".b.c", "a..c", "a.b.ä"] {
+            assert_eq!(found(&[&format!("Bearer {other}")]), None, "{other}");
+        }
     }
 
     #[test]

@@ -1,12 +1,13 @@
-//! Which tokens are valid.
+//! Which tokens are valid: those of the registry, and those of issuers ([`crate::jwt`]).
 //!
 //! A push sends thousands of requests. So what the database said about a token is believed for a
 //! few seconds, and a revoked token may be used for that long, except in the process that revoked
 //! it.
 
-use super::caller::{Caller, CallerId};
-use super::credentials;
+use super::caller::{Caller, KnownCaller};
+use super::credentials::{self, Credential};
 use crate::audit::Trail;
+use crate::jwt::{Failure, Issuers};
 use crate::problem::ApiError;
 use crate::rates::Rates;
 use axum::http::request::Parts;
@@ -38,26 +39,49 @@ pub(crate) struct Gate {
     rates: Arc<Rates>,
     /// By the hash of the complete token.
     known: Mutex<LruCache<Digest, Known>>,
+    /// Those whose tokens are accepted besides our own.
+    issuers: Option<Arc<Issuers>>,
 }
 
 impl Gate {
-    pub(crate) fn new(tokens: AccessTokens, clock: Clock, rates: Arc<Rates>) -> Self {
-        Self { tokens, clock, rates, known: Mutex::new(LruCache::new(TOKENS)) }
+    pub(crate) fn new(tokens: AccessTokens, clock: Clock, issuers: Option<Arc<Issuers>>, rates: Arc<Rates>) -> Self {
+        Self { tokens, clock, rates, known: Mutex::new(LruCache::new(TOKENS)), issuers }
     }
 
     /// The caller of a request.
     ///
     /// # Errors
     /// `unauthorized`, with one message for all reasons. `rate_limited` for a source address
-    /// without a valid token that asks too often. `unavailable` if the database cannot be asked:
-    /// that says nothing about the token.
+    /// without a valid token that asks too often. `unavailable` if the database cannot be asked, or
+    /// an issuer for its keys: that says nothing about the token.
     pub(super) async fn caller(&self, parts: &Parts) -> Result<Caller, ApiError> {
         let address = parts.extensions.get::<Trail>().and_then(Trail::source);
         let refused = || {
             let detail = "an access token is needed: none was sent, or the one that was sent is unknown, has expired or was revoked";
             self.rates.stranger(address).err().unwrap_or_else(|| ApiError::new(ErrorCode::Unauthorized, detail))
         };
-        let token = credentials::of(&parts.headers).ok_or_else(refused)?;
+        let known_as = |caller: Caller| {
+            if let Some(known) = parts.extensions.get::<KnownCaller>() {
+                known.set(&caller);
+            }
+            caller
+        };
+        let token = match (credentials::of(&parts.headers), &self.issuers) {
+            (Some(Credential::Ours(token)), _) => token,
+            // No question to the database, and keys are fetched now and then only: a flood is
+            // counted by its refusals.
+            (Some(Credential::Issued(token)), Some(issuers)) => {
+                let subject = issuers.subject(token.expose()).await.map_err(|failure| match failure {
+                    Failure::Refused(reason) => refused().because(reason),
+                    Failure::Unavailable(reason) => {
+                        let detail = "the registry has no keys of the token's issuer; this says nothing about the token, try again";
+                        ApiError::new(ErrorCode::Unavailable, detail).because(reason)
+                    }
+                })?;
+                return Ok(known_as(Caller::Subject(Arc::new(subject))));
+            }
+            _ => return Err(refused()),
+        };
         let hash = token.hash();
         let known = self.known.lock().get(&hash).map(|known| (known.asked.elapsed() < FRESH, known.row.clone()));
         let row = match known {
@@ -78,10 +102,7 @@ impl Gate {
             }
         };
         let row = row.filter(|row| row.is_valid(self.clock.now())).ok_or_else(refused)?;
-        if let Some(id) = parts.extensions.get::<CallerId>() {
-            id.set(&row);
-        }
-        Ok(Caller::Holder(row))
+        Ok(known_as(Caller::Holder(row)))
     }
 
     /// A token was revoked by this process: here it is refused at once.

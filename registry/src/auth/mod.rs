@@ -5,6 +5,7 @@
 //! ```text
 //! Authorization header ─▶ credentials ─▶ Gate: is the token valid? ─▶ Caller ─▶ decide: may it? ─▶ Access
 //!                                          401, one answer for all        404 if it may not see, else 403
+//!                                          (tokens of issuers: jwt)
 //! ```
 //!
 //! A repository or domain that a caller may not pull is for it one that does not exist
@@ -20,6 +21,6 @@ mod gate;
 
 pub(crate) use access::{Access, AllRepositories, Catalogue, Metrics, Session, SomeRepositories, action_of};
 pub(crate) use action::{Admin, Delete, Open, Pull, Push, name_of};
-pub(crate) use caller::{Caller, CallerId, Target};
+pub(crate) use caller::{Caller, KnownCaller, Target};
 pub(crate) use credentials::challenges;
 pub(crate) use gate::Gate;

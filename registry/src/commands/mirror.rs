@@ -93,7 +93,8 @@ fn site(url: Option<String>, token: &str, config: &Config, store: Option<&pfr_st
     match (url, store) {
         (Some(url), _) => {
             let token = Secret::from_env(token);
-            let options = RemoteOptions { token, token_over_http: config.token_over_http, ..RemoteOptions::default() };
+            let (token_over_http, extra_roots) = (config.token_over_http, config.extra_roots());
+            let options = RemoteOptions { token, token_over_http, extra_roots, ..RemoteOptions::default() };
             Ok(Site::Registry(Remote::new(&url, options)?))
         }
         (None, Some(store)) => Ok(Site::Store(store.clone())),

@@ -78,7 +78,7 @@ fn report(error: &ErrorDocument) -> ExitCode {
 /// A command.
 #[derive(Subcommand)]
 pub(crate) enum Command {
-    /// Serves a store over HTTP. Prints `listening on http://ADDRESS` when ready; logs go to
+    /// Serves a store over HTTP. Prints `listening on http(s)://ADDRESS` when ready; logs go to
     /// standard error.
     Serve(Settings),
     /// Collects garbage, once. May run beside a registry that serves the same store.

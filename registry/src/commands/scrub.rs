@@ -42,7 +42,8 @@ pub(crate) struct Scrub {
 pub(super) fn run(args: Scrub) -> Result<(), Error> {
     let config = args.settings.load()?;
     let mirror = args.heal_from.as_deref().map(|url| {
-        Remote::new(url, RemoteOptions { token: args.heal_token, token_over_http: config.token_over_http, ..RemoteOptions::default() })
+        let (token, token_over_http, extra_roots) = (args.heal_token, config.token_over_http, config.extra_roots());
+        Remote::new(url, RemoteOptions { token, token_over_http, extra_roots, ..RemoteOptions::default() })
     });
     let mirror = mirror.transpose().map_err(mirror::Error::from)?;
     let options = ScrubOptions { full: args.full, bytes_per_second: args.rate.map(|rate| rate.0) };
@@ -124,7 +125,7 @@ enum Next {
 /// Fetches blobs of one repository; if that fails, one by one. An error ends the healing: it would
 /// concern every other blob too.
 async fn fetch(store: &Store, mirror: &Remote, repository: &RepositoryName, digests: &[Digest]) -> Result<Next, Error> {
-    let reason = match mirror.frames(repository, digests.to_vec()).await {
+    let reason = match mirror.frames(repository, digests.to_vec(), store.options().codecs).await {
         Ok(frames) => match store.heal(repository, digests, frames).await {
             Ok(_) => return Ok(Next::Batch),
             // The error is about our own store.

@@ -13,9 +13,17 @@ pub(super) fn run(config: Config) -> Result<(), Error> {
         let server = Server::bind(config).await?;
         // Before the address is printed: a signal must not arrive before it is handled.
         let signal = signals::of_server().map_err(Error::Runtime)?;
+        if let Some(reloader) = server.reloader() {
+            let mut hangups = signals::hangups().map_err(Error::Runtime)?;
+            tokio::spawn(async move {
+                while hangups.recv().await.is_some() {
+                    reloader.reload();
+                }
+            });
+        }
         let mut stdout = std::io::stdout().lock();
         // A closed standard output is no reason not to serve.
-        let _ = writeln!(stdout, "listening on http://{}", server.local_addr()).and_then(|()| stdout.flush());
+        let _ = writeln!(stdout, "listening on {}", server.url()).and_then(|()| stdout.flush());
         drop(stdout);
         server.run(signal.map(drop)).await
     });

@@ -1,8 +1,9 @@
-//! The base path of a domain: `/domains/NAME` before `/v1/…`.
+//! The base path of a domain: `/domains/NAME` before `/v1/…`, and before the pages at `/` and
+//! `/ui/…`.
 //!
-//! It is taken off before the router sees the path, so every route of the API is there for every
-//! domain, and routes, metrics and layers know one path each. Nothing outside `/v1` belongs to a
-//! domain.
+//! It is taken off before the router sees the path, so every route of the API and every page is
+//! there for every domain, and routes, metrics and layers know one path each. Nothing else belongs
+//! to a domain.
 
 use crate::problem::ApiError;
 use axum::http::request::Parts;
@@ -36,7 +37,7 @@ fn split(uri: &Uri) -> Option<(&str, PathAndQuery)> {
     let path = uri.path().strip_prefix('/')?.strip_prefix(DomainName::FOLDER)?.strip_prefix('/')?;
     let end = path.find('/')?;
     let rest = &path[end..];
-    if !rest.starts_with("/v1/") {
+    if rest != "/" && !["/v1/", "/ui/"].iter().any(|prefix| rest.starts_with(prefix)) {
         return None;
     }
     let rest = uri.query().map_or_else(|| rest.to_owned(), |query| format!("{rest}?{query}"));
@@ -48,7 +49,15 @@ fn split(uri: &Uri) -> Option<(&str, PathAndQuery)> {
 /// # Errors
 /// `invalid_name`.
 pub(crate) fn domain_of(parts: &Parts) -> Result<DomainName, ApiError> {
-    parts.extensions.get::<Base>().map_or_else(|| Ok(DomainName::default()), |base| base.domain.clone())
+    domain_in(&parts.extensions)
+}
+
+/// The same, from what is attached to the request.
+///
+/// # Errors
+/// `invalid_name`.
+pub(crate) fn domain_in(extensions: &Extensions) -> Result<DomainName, ApiError> {
+    extensions.get::<Base>().map_or_else(|| Ok(DomainName::default()), |base| base.domain.clone())
 }
 
 /// Whether a request is about the default domain.
@@ -82,12 +91,16 @@ mod tests {
         let whole = taken("http://h:1/domains/acme/v1/repositories/a%2Fb/tags");
         assert_eq!((whole.0.as_str(), whole.1), ("http://h:1/v1/repositories/a%2Fb/tags", Ok(acme)));
         assert_eq!(taken("/domains/default/v1/gc").1, Ok(DomainName::default()));
+        for page in ["/", "/ui/-/storage", "/ui/a%2Fb/t?page=2"] {
+            let taken = taken(&format!("/domains/acme{page}"));
+            assert_eq!((taken.0.as_str(), taken.1.unwrap().as_str()), (page, "acme"));
+        }
         for other in [
             "/v1/gc",
             "/domains",
             "/domains/",
             "/domains/acme",
-            "/domains/acme/",
+            "/domains/acme/ui",
             "/domains/acme/livez",
             "/domains/acme/v1",
             "/domains/v1/gc",

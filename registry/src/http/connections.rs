@@ -4,8 +4,11 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
-use tokio::sync::Notify;
+use std::time::{Duration, Instant};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+
+/// How often a waiting connection looks for another one to close.
+const RETRY: Duration = Duration::from_millis(50);
 
 /// What a connection does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -102,10 +105,13 @@ impl Default for Connections {
 }
 
 impl Connections {
-    /// Adds a connection. It is removed when the returned value is dropped.
+    /// Adds a new connection. It is removed when the returned value is dropped.
     pub(crate) fn open(self: &Arc<Self>) -> OpenConnection {
+        self.add(Arc::new(Connection::new(self.begun)))
+    }
+
+    fn add(self: &Arc<Self>, connection: Arc<Connection>) -> OpenConnection {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
-        let connection = Arc::new(Connection::new(self.begun));
         self.open.lock().unwrap_or_else(PoisonError::into_inner).insert(id, Arc::clone(&connection));
         OpenConnection { id, connection, connections: Arc::clone(self) }
     }
@@ -134,9 +140,54 @@ pub(crate) struct OpenConnection {
     connections: Arc<Connections>,
 }
 
+impl OpenConnection {
+    /// The same among other connections, where it is the newest.
+    pub(crate) fn move_to(self, others: &Arc<Connections>) -> Self {
+        self.connection.since.store(millis(self.connection.begun), Ordering::Relaxed);
+        others.add(Arc::clone(&self.connection))
+    }
+}
+
 impl Drop for OpenConnection {
     fn drop(&mut self) {
         self.connections.open.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.id);
+    }
+}
+
+/// Connections, and how many there may be.
+pub(crate) struct ConnectionSlots {
+    permits: Arc<Semaphore>,
+    /// Those that are open.
+    pub(crate) connections: Arc<Connections>,
+    /// How long a new connection waits.
+    limit: Duration,
+}
+
+impl ConnectionSlots {
+    pub(crate) fn new(most: usize, limit: Duration) -> Self {
+        Self { permits: Arc::new(Semaphore::new(most)), connections: Arc::default(), limit }
+    }
+
+    /// Admits a new connection. If there are too many, the connection that is needed least is
+    /// closed.
+    pub(crate) async fn enter(&self) -> Option<OwnedSemaphorePermit> {
+        let permits = || Arc::clone(&self.permits);
+        if let Ok(permit) = permits().try_acquire_owned() {
+            return Some(permit);
+        }
+        let entering = permits().acquire_owned();
+        let closing = async {
+            loop {
+                self.connections.make_room();
+                tokio::time::sleep(RETRY).await;
+            }
+        };
+        tokio::select! {
+            biased;
+            permit = entering => permit.ok(),
+            never = closing => never,
+            () = tokio::time::sleep(self.limit) => None,
+        }
     }
 }
 
@@ -167,5 +218,15 @@ mod tests {
             closed.extend((0..open.len()).filter(|i| open[*i].connection.closed().now_or_never().is_some()));
         }
         assert_eq!(closed, [3, 2, 1, 4]);
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_moved_makes_room_only_where_it_is_now() {
+        let (from, to) = (Arc::new(Connections::default()), Arc::new(Connections::default()));
+        let moved = from.open().move_to(&to);
+        from.make_room();
+        assert!(moved.connection.closed().now_or_never().is_none());
+        to.make_room();
+        assert!(moved.connection.closed().now_or_never().is_some());
     }
 }

@@ -1,7 +1,7 @@
 //! One request as operators see it: one log line and a few metrics. They are written when the
 //! response body has ended or the client has left, which is why that happens in `Drop`.
 
-use crate::auth::CallerId;
+use crate::auth::KnownCaller;
 use crate::http::body::BodyLease;
 use crate::http::connections::Activity;
 use crate::http::permit::RequestPermit;
@@ -35,7 +35,7 @@ pub(crate) struct Observation {
     /// Its permit among the requests that are worked on at once.
     permit: RequestPermit,
     /// Whose token the request carries, once that is known.
-    caller: CallerId,
+    pub(crate) caller: KnownCaller,
 }
 
 impl Observation {
@@ -48,7 +48,7 @@ impl Observation {
         quiet: bool,
         lease: Arc<BodyLease>,
         permit: RequestPermit,
-        caller: CallerId,
+        caller: KnownCaller,
     ) -> Self {
         metrics::gauge!(names::IN_FLIGHT).increment(1.0);
         Self {

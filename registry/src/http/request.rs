@@ -1,14 +1,15 @@
-//! The outermost layer: request id, host, permit, panics, problems, observation.
+//! The outermost layer: request id, host, origin, permit, panics, problems, observation.
 
 use crate::app::App;
 use crate::audit::{Ending, Trail};
-use crate::auth::{CallerId, challenges};
+use crate::auth::{KnownCaller, challenges};
 use crate::http::connections::Connection;
 use crate::http::observe::{Observation, Observed};
 use crate::http::permit::{RequestPermit, wait_for};
-use crate::http::{address, base, body};
+use crate::http::{address, base, body, same_origin};
 use crate::problem::ApiError;
 use crate::rates::Throttled;
+use crate::ui::Browser;
 use axum::body::Body;
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::uri::Authority;
@@ -33,7 +34,8 @@ pub(crate) async fn middleware(State(app): State<App>, request: Request, next: N
     let route = request.extensions().get::<MatchedPath>().map_or("unmatched", MatchedPath::as_str).to_owned();
     let exempt = EXEMPT.contains(&route.as_str());
     let connection = request.extensions().get::<Arc<Connection>>().cloned();
-    let admitted = match check_host(&request) {
+    let is_proper = check_host(&request).and_then(|()| same_origin::check(request.method(), request.headers()));
+    let admitted = match is_proper {
         Err(failure) => Err(failure),
         Ok(()) if exempt => Ok(None),
         Ok(()) => {
@@ -49,13 +51,13 @@ pub(crate) async fn middleware(State(app): State<App>, request: Request, next: N
     let waits = request.headers().contains_key(header::EXPECT);
     let method = request.method().clone();
     let path = base::path_of(request.uri(), request.extensions()).to_owned();
-
+    let browser = Browser::of(&request);
     let from = address::source(request.extensions(), request.headers(), app.proxies);
 
     let (mut parts, body) = request.into_parts();
     let throttled = Throttled::default();
     let (body, lease) = body::lease(body, app.pace, permit.clone(), throttled.clone());
-    let caller = CallerId::default();
+    let caller = KnownCaller::default();
     let trail = Trail::new(&app.audit, &method, &route, &id, from, caller.clone());
     parts.extensions.insert(caller.clone());
     parts.extensions.insert(trail.clone());
@@ -71,10 +73,11 @@ pub(crate) async fn middleware(State(app): State<App>, request: Request, next: N
         AssertUnwindSafe(answering).catch_unwind().await.unwrap_or_else(|panic| panicked(&*panic).into_response())
     };
 
-    trail.close(&app.domains, Ending::of(&response)).await;
+    let ending = Ending::of(&response);
+    trail.close(&app.domains, ending).await;
     // The rest is sending the answer, which takes as long as the client takes.
     permit.end();
-    let mut response = explain(response, &mut observation);
+    let mut response = explain(response, &mut observation, browser.as_ref());
     let refused = response.status().is_client_error() || response.status().is_server_error();
     if refused && (!waits || observation.lease.received() > 0) {
         observation.lease.drain().await;
@@ -87,21 +90,25 @@ pub(crate) async fn middleware(State(app): State<App>, request: Request, next: N
 }
 
 /// Turns every failure into a problem, also those that no handler made: 404 and 405 of the router,
-/// rejections of extractors.
-fn explain(mut response: Response, observation: &mut Observation) -> Response {
+/// rejections of extractors. A browser gets a page.
+fn explain(mut response: Response, observation: &mut Observation, browser: Option<&Browser>) -> Response {
     let Some(failure) = problem::of_response(&mut response, &observation.method, &observation.path) else { return response };
     observation.failed(failure.code, failure.cause.clone());
     let code = failure.code;
-    let mut problem = failure.into_problem(&observation.id);
+    let mut answer = match browser {
+        Some(browser) => browser.problem(&failure, observation),
+        None => failure.into_problem(&observation.id),
+    };
+    let headers = answer.headers_mut();
     if code == ErrorCode::Unauthorized {
-        problem.headers_mut().extend(challenges());
+        headers.extend(challenges());
     }
     for name in [header::ALLOW, header::ETAG] {
         if let Some(value) = response.headers_mut().remove(&name) {
-            problem.headers_mut().insert(name, value);
+            headers.insert(name, value);
         }
     }
-    problem
+    answer
 }
 
 const BUSY: &str = "the registry serves as many requests as it may; try again in a moment";

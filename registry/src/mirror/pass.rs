@@ -6,6 +6,7 @@ use super::order::{Lineage, parents_first};
 use super::report::{Conflict, NotCopied, Report};
 use pfr_client::{Destination, Progress, PushTarget, Result, Site, Source};
 use pfr_schema::api::{SnapshotSummary, TagState};
+use pfr_schema::codec::Compression;
 use pfr_schema::pattern::matches;
 use pfr_schema::{Digest, ErrorCode, RepositoryName, Selector, Tag};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -208,7 +209,10 @@ impl Pass<'_> {
 fn ends_pass(error: &pfr_client::Error) -> bool {
     match error {
         pfr_client::Error::Foreign { .. } => error.retryable() || error.code() == ErrorCode::Unauthorized,
-        error => matches!(error.code(), ErrorCode::Unavailable | ErrorCode::StorageFull | ErrorCode::Unauthorized),
+        error => matches!(
+            error.code(),
+            ErrorCode::Unavailable | ErrorCode::StorageFull | ErrorCode::QuotaExceeded | ErrorCode::RateLimited | ErrorCode::Unauthorized
+        ),
     }
 }
 
@@ -254,7 +258,8 @@ async fn copy(from: &Site, to: &Site, repository: &RepositoryName, snapshot: Dig
         }
         (Site::Store(_), Site::Store(_)) => return Err(pfr_client::Error::Internal("both sites of a mirror are stores".into())),
     };
-    let target = PushTarget { repository, tag: None, if_tag_is: None, parents: Vec::new() };
+    // Stored frames stay as they are.
+    let target = PushTarget { repository, tag: None, if_tag_is: None, parents: Vec::new(), compression: Compression::Off };
     let pushed = pfr_client::push(&source, to, target, progress).await?;
     Ok(Moved { blobs: pushed.blobs_sent, bytes: pushed.bytes_sent })
 }

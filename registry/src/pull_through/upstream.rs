@@ -27,9 +27,15 @@ impl Upstream {
         let token = Secret::from_env("PF_REGISTRY_UPSTREAM_TOKEN");
         // A reader waits for the answer, so an upstream that is down must be recognised soon.
         let connect_timeout = Duration::from_secs(3);
-        let token_over_http = config.token_over_http;
-        let options =
-            RemoteOptions { token, token_over_http, retries: 1, retry_for: Duration::ZERO, connect_timeout, ..RemoteOptions::default() };
+        let options = RemoteOptions {
+            token,
+            token_over_http: config.token_over_http,
+            extra_roots: config.extra_roots(),
+            retries: 1,
+            retry_for: Duration::ZERO,
+            connect_timeout,
+            ..RemoteOptions::default()
+        };
         Ok(Some(Self { remote: Remote::new(&config.upstream, options)?, id: uuid::Uuid::now_v7().to_string() }))
     }
 
@@ -72,7 +78,10 @@ pub(super) fn failure(error: &Error) -> ApiError {
         _ if is_unknown(error) || matches!(code, ErrorCode::CorruptStore | ErrorCode::AmbiguousDigest) => {
             (code, format!("the upstream registry: {error}"))
         }
-        _ if matches!(code, ErrorCode::StorageFull) => (code, "no room for the blobs of the upstream registry".to_owned()),
+        // A reader can do nothing about a quota, nor about a disk.
+        _ if matches!(code, ErrorCode::StorageFull | ErrorCode::QuotaExceeded) => {
+            (ErrorCode::StorageFull, "no room for the blobs of the upstream registry".to_owned())
+        }
         _ => {
             let detail = "this is not here, and the upstream registry cannot be asked; that says nothing about what it holds, try again";
             (ErrorCode::Unavailable, detail.to_owned())

@@ -40,7 +40,7 @@ const REMEMBERED: NonZeroUsize = NonZeroUsize::new(65_536).expect("not zero");
 /// The subject of limits.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Key {
-    /// The holder of a token, by its id.
+    /// The holder of a token, by its id; of the token of an issuer, by subject and issuer.
     Token(Arc<str>),
     /// A caller without a valid token.
     Address(IpAddr),
@@ -51,10 +51,8 @@ pub(crate) enum Key {
 impl Key {
     /// A caller: the holder of a token, or else a source address. None if there is neither.
     fn of(caller: &Caller, address: Option<IpAddr>) -> Option<Self> {
-        match caller {
-            Caller::Holder(row) => Some(Self::Token(row.id.as_str().into())),
-            Caller::Anyone => address.map(|address| Self::Address(network(address))),
-        }
+        let token = caller.id().map(|id| Self::Token(id.into()));
+        token.or_else(|| address.map(|address| Self::Address(network(address))))
     }
 
     /// Its kind, a label of metrics.
@@ -217,7 +215,7 @@ mod tests {
         let passed = (0..100).filter(|_| ask(1).is_ok()).count();
         assert_eq!(passed, 10, "two seconds' worth at once");
         let refused = ask(1).unwrap_err();
-        assert_eq!((refused.code, refused.retry_after), (ErrorCode::RateLimited, Some(1)));
+        assert_eq!((refused.code, refused.retry_after()), (ErrorCode::RateLimited, Some(1)));
         assert!(refused.detail.contains("5 requests a second from this address"), "{}", refused.detail);
         assert!((0..10).all(|_| ask(2).is_ok()), "another caller has a bucket of its own");
         tokio::time::advance(Duration::from_secs(1)).await;

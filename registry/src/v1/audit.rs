@@ -26,7 +26,8 @@ pub(crate) struct AuditQuery {
     /// Only records about this repository.
     #[param(value_type = Option<String>, max_length = 255)]
     repository: Option<RepositoryName>,
-    /// Only records of requests with the access token of this id.
+    /// Only records of requests with the access token of this id, or with the token of an issuer
+    /// about this subject: as `token` in the records.
     #[param(max_length = 1024)]
     token: Option<String>,
     /// Only records of this time and later, in milliseconds since 1970, UTC.

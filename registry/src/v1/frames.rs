@@ -8,7 +8,7 @@ use crate::http::body::is_stall;
 use crate::http::json::JsonBody;
 use crate::http::media_type;
 use crate::http::sending::OneByOne;
-use crate::metrics::{BYTES_RECEIVED, BYTES_SENT, FRAMES_NEW, FRAMES_RECEIVED};
+use crate::metrics::{BYTES_RECEIVED, BYTES_SENT, FRAMES_NEW, FRAMES_RECEIVED, RAW_RECEIVED};
 use crate::problem::ApiError;
 use crate::redirect;
 use axum::Json;
@@ -17,6 +17,7 @@ use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, header};
 use axum::response::{IntoResponse as _, Response};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
+use pfr_schema::codec::{CODECS_HEADER, Codecs};
 use pfr_schema::media_type::{FRAME_LOCATIONS, FRAMES};
 use pfr_schema::{Digest, ErrorCode, RepositoryName, api};
 use pfr_store::{Error, Served};
@@ -55,6 +56,7 @@ pub(crate) async fn put(Session { domain, push, .. }: Session, request: Request)
         error => error.into(),
     })?;
     metrics::counter!(FRAMES_RECEIVED).increment(ingested.frames);
+    metrics::counter!(RAW_RECEIVED).increment(ingested.raw_bytes);
     metrics::counter!(FRAMES_NEW).increment(ingested.new);
     Ok(Json(api::FramesStored { frames: ingested.frames, new: ingested.new, bytes: ingested.stored_bytes }))
 }
@@ -64,10 +66,14 @@ pub(crate) async fn put(Session { domain, push, .. }: Session, request: Request)
 /// In the order of the request, with an end mark. A stream without its end mark was cut: ask again
 /// for the frames that did not arrive. The reader verifies every frame against its digest. A client
 /// that also accepts `application/vnd.pf.frame-locations.v1+json` may get the locations of the
-/// frames instead.
+/// frames instead. Frames in a codec that the header `pf-codecs` does not name are decoded: then
+/// they are `raw`.
 #[utoipa::path(
     post, path = "/v1/repositories/{repo}/frames", operation_id = "get_frames", tag = "read",
-    params(("repo" = RepositoryName, Path, description = "Repository")),
+    params(
+        ("repo" = RepositoryName, Path, description = "Repository"),
+        ("pf-codecs" = Option<String>, Header, description = "Codecs that the client reads, comma-separated, besides `raw` and `zstd`"),
+    ),
     request_body = api::FramesRequest,
     responses(
         (status = 200, description = "Frames, see docs/formats.md, or where they lie", content(
@@ -83,7 +89,7 @@ pub(crate) async fn get(
     headers: HeaderMap,
     request: JsonBody<api::FramesRequest>,
 ) -> Answer<Response> {
-    let digests = &request.value.digests;
+    let (digests, codecs) = (&request.value.digests, codecs_of(&headers));
     check_count(&app, digests.len())?;
     let exists = must_exist(&domain.store, &repository).await;
     let exists = match exists {
@@ -94,13 +100,13 @@ pub(crate) async fn get(
         && let Some(redirects) = &app.redirects
         && redirect::accepted(&headers)
         // A digest that the store lacks is not an error yet: the same is found out below.
-        && let Ok(Some(locations)) = redirects.locations(&domain, digests).await
+        && let Ok(Some(locations)) = redirects.locations(&domain, digests, codecs).await
     {
         let kind = HeaderValue::from_static(FRAME_LOCATIONS);
         return Ok(([(header::CONTENT_TYPE, kind)], Json(locations)).into_response());
     }
     let located = match exists {
-        Ok(()) => domain.store.serve(digests.clone()).await.map_err(ApiError::from),
+        Ok(()) => domain.store.serve(digests.clone(), codecs).await.map_err(ApiError::from),
         Err(failure) => Err(failure),
     };
     let Served { bytes, pieces: mut frames } = match located {
@@ -108,7 +114,7 @@ pub(crate) async fn get(
         // everything is it asked for blobs without a snapshot around them.
         Err(failure) if matches!(failure.code, ErrorCode::BlobUnknown | ErrorCode::RepositoryUnknown) && caller.sees_everything() => {
             let mut response = failure.into_response();
-            response.extensions_mut().insert(UnservedFrames(Arc::new((repository, request))));
+            response.extensions_mut().insert(UnservedFrames(Arc::new((repository, request, codecs))));
             return Ok(response);
         }
         located => located?,
@@ -122,14 +128,22 @@ pub(crate) async fn get(
     let mut response = Response::new(Body::from_stream(OneByOne::new(frames)));
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(FRAMES));
     // Without it each piece would be a chunk, and a client would read no more than one at a time.
-    response.headers_mut().insert(header::CONTENT_LENGTH, HeaderValue::from(bytes));
+    if let Some(bytes) = bytes {
+        response.headers_mut().insert(header::CONTENT_LENGTH, HeaderValue::from(bytes));
+    }
     Ok(response)
+}
+
+/// The codecs that a client reads. A client of an older version does not say.
+fn codecs_of(headers: &HeaderMap) -> Codecs {
+    let values = headers.get_all(CODECS_HEADER).into_iter().filter_map(|value| value.to_str().ok());
+    Codecs::named(values.flat_map(|value| value.split(',')))
 }
 
 /// A request for frames that the store does not have. It is attached to the response, so that a
 /// layer in front of the handler can answer from another source. It keeps the permit of its body.
 #[derive(Clone)]
-pub(crate) struct UnservedFrames(Arc<(RepositoryName, JsonBody<api::FramesRequest>)>);
+pub(crate) struct UnservedFrames(Arc<(RepositoryName, JsonBody<api::FramesRequest>, Codecs)>);
 
 impl UnservedFrames {
     /// The repository that the request names.
@@ -140,6 +154,11 @@ impl UnservedFrames {
     /// All digests of the request, in their order.
     pub(crate) fn digests(&self) -> Vec<Digest> {
         self.0.1.value.digests.clone()
+    }
+
+    /// The codecs that the client reads.
+    pub(crate) fn codecs(&self) -> Codecs {
+        self.0.2
     }
 }
 

@@ -84,6 +84,7 @@ pub(crate) async fn get(
     report(&run).map(Json)
 }
 
-fn report(run: &GcRun) -> Answer<api::GcReport> {
+/// The report of a run, from its row.
+pub(crate) fn report(run: &GcRun) -> Answer<api::GcReport> {
     serde_json::from_str(&run.report).map_err(|e| ApiError::internal(format!("the report of collection {}: {e}", run.id)))
 }

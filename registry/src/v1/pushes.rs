@@ -23,7 +23,8 @@ use pfr_store::PushId;
     params(("repo" = RepositoryName, Path, description = "Repository; slashes as %2F")),
     responses(
         (status = 201, description = "The session", body = api::Push, example = json!({
-            "id": "01980f3e-0d0f-7b65-8f0e-3c1f2d0b7a11", "lease_seconds": 3600, "max_digests": 100000, "max_frames_bytes": 67108864
+            "id": "01980f3e-0d0f-7b65-8f0e-3c1f2d0b7a11", "lease_seconds": 3600, "max_digests": 100000, "max_frames_bytes": 67108864,
+            "codecs": ["raw", "zstd", "bf16-bitmaps", "bf16-huffman", "f16-huffman", "fp8-huffman"]
         })),
         failures::Opening,
     ),
@@ -38,6 +39,7 @@ pub(crate) async fn open(
         lease_seconds: session.lease.as_secs(),
         max_digests: app.max_digests as u64,
         max_frames_bytes: app.max_frames_bytes,
+        codecs: domain.store.options().codecs,
     };
     Ok((StatusCode::CREATED, Json(push)))
 }

@@ -7,7 +7,7 @@ use crate::common::{REPO, Registry, ok, problem};
 use pfr_schema::api::AuditOutcome;
 use pfr_schema::{AccessToken, Action, Digest, ErrorCode, Kind, api, media_type};
 use pfr_store::NewAccessToken;
-use reqwest::{Method, Response};
+use reqwest::{Method, RequestBuilder, Response};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -33,11 +33,19 @@ const TABLE: &[(&str, &str, About)] = &[
     ("DELETE /v1/repositories/{repo}/snapshots/{ref}", "delete", Repository),
     ("DELETE /v1/repositories/{repo}/tags/{tag}", "delete", Repository),
     ("DELETE /v1/tokens/{token}", "admin", Registry),
+    ("GET /", "pull", Visible),
     ("GET /livez", "open", Nothing),
     ("GET /metrics", "admin", Registry),
     ("GET /openapi.json", "open", Nothing),
     ("GET /readyz", "open", Nothing),
     ("GET /v1/audit", "admin", Domain),
+    ("GET /ui/-/icon.svg", "open", Nothing),
+    ("GET /ui/-/repositories", "pull", Visible),
+    ("GET /ui/-/storage", "admin", Domain),
+    ("GET /ui/-/style.css", "open", Nothing),
+    ("GET /ui/-/tasks", "admin", Domain),
+    ("GET /ui/{repo}", "pull", Repository),
+    ("GET /ui/{repo}/{ref}", "pull", Repository),
     ("GET /v1/damaged", "admin", Domain),
     ("GET /v1/domains", "admin", Registry),
     ("GET /v1/domains/{domain}", "admin", Registry),
@@ -57,6 +65,7 @@ const TABLE: &[(&str, &str, About)] = &[
     ("GET /v1/tasks", "admin", Domain),
     ("GET /v1/tokens", "admin", Registry),
     ("GET /v1/usage", "admin", Domain),
+    ("POST /ui/{repo}/{ref}/verify", "pull", Repository),
     ("POST /v1/gc", "admin", Domain),
     ("POST /v1/repositories/{repo}/forks", "push", Repository),
     ("POST /v1/repositories/{repo}/frames", "pull", Repository),
@@ -75,8 +84,8 @@ const TABLE: &[(&str, &str, About)] = &[
     ("PUT /v1/repositories/{repo}/tags/{tag}", "push", Repository),
 ];
 
-/// The document is made from the router's own table, and each action from the type of the handler's
-/// first argument. A handler without an access does not compile.
+/// The document and the list of pages are made from the router's own tables, and each action from
+/// the type of the handler's first argument. A handler without an access does not compile.
 #[test]
 fn every_route_asks_for_the_action_in_the_table() {
     let document: Value = serde_json::from_str(&pfr_registry::routes::openapi()).expect("the document is JSON");
@@ -87,6 +96,7 @@ fn every_route_asks_for_the_action_in_the_table() {
             found.insert(format!("{} {path}", method.to_uppercase()), action.to_owned());
         }
     }
+    found.extend(pfr_registry::routes::actions_of_pages().map(|(route, action)| (route, action.to_owned())));
     let expected: BTreeMap<String, String> = TABLE.iter().map(|(route, action, _)| ((*route).to_owned(), (*action).to_owned())).collect();
     for (route, action) in &found {
         assert_eq!(expected.get(route), Some(action), "the action of {route}: the table above, and the handler's Access");
@@ -145,12 +155,15 @@ impl World {
             reads.chain(["/snapshots", "/stats", "/tags"].map(repo)).chain(["", "/diff/base", "/lineage", "/page-manifest"].map(of_tag));
         let reads = reads.chain([tag("base"), given("/v1/gc/{run}", &self.run), given("/v1/domains/{domain}", "acme")]);
         let quota = || given("/v1/domains/{domain}/quota", "acme");
-        let reads = reads.chain([quota()]);
+        let pages = ["/", "/ui/-/icon.svg", "/ui/-/repositories", "/ui/-/storage", "/ui/-/style.css", "/ui/-/tasks"].map(plain);
+        let of_page = |rest: &str| (format!("/ui/{{repo}}{}", rest.replace("base", "{ref}")), format!("/ui/{REPO}{rest}"));
+        let reads = reads.chain([quota()]).chain(pages).chain(["", "/base"].map(of_page));
         calls.extend(reads.map(|path| Call::new(Method::GET, path, Body::None)));
         let of_base = json!({"snapshot": "base"});
         calls.extend([
             Call::new(Method::POST, repo("/match"), Body::Json(question)),
             Call::new(Method::POST, of_tag("/verify"), Body::None),
+            Call::new(Method::POST, of_page("/base/verify"), Body::None),
             Call::new(Method::POST, plain("/v1/scrub"), Body::None),
             Call::new(Method::POST, plain("/v1/gc"), Body::Json(json!({"dry_run": true}))),
             Call::new(Method::POST, given("/v1/tasks/{task}/pause", "collection"), Body::Json(json!({"seconds": 60}))),
@@ -194,19 +207,22 @@ impl Call {
         Self { route: format!("{method} {route}"), method, path, body }
     }
 
-    /// Sends it; to a domain, if `base` is its path.
-    async fn send(&self, registry: &Registry, base: &str, token: Option<&str>) -> Response {
+    /// The request; to a domain, if `base` is its path.
+    fn request(&self, registry: &Registry, base: &str, token: Option<&str>) -> RequestBuilder {
         let request = registry.request(self.method.clone(), &format!("{base}{}", self.path));
         let request = match &self.body {
             Body::None => request,
             Body::Json(value) => request.json(value),
             Body::Frames(bytes) => request.header("content-type", media_type::FRAMES).body(bytes.clone()),
         };
-        let request = match token {
+        match token {
             Some(token) => request.bearer_auth(token),
             None => request,
-        };
-        request.send().await.expect("an answer")
+        }
+    }
+
+    async fn send(&self, registry: &Registry, base: &str, token: Option<&str>) -> Response {
+        self.request(registry, base, token).send().await.expect("an answer")
     }
 
     /// What it is about, and the action.
@@ -317,8 +333,9 @@ impl Callers {
             }
             Domain | Registry => assert_eq!(ask("", other).await.0, ErrorCode::Denied, "{}", call.route),
             Visible => {
-                let list: api::RepositoryList = ok(call.send(registry, "", other).await).await;
-                assert_eq!(list.repositories, [], "{}", call.route);
+                let answer = call.send(registry, "", other).await;
+                let (status, text) = (answer.status(), answer.text().await.expect("text"));
+                assert!(status.is_success() && !text.contains("team"), "{}: {status}: {text}", call.route);
             }
             Nothing => unreachable!("{} is open", call.route),
         }
@@ -347,7 +364,8 @@ impl Callers {
 }
 
 /// Every operation × no token, garbage, an unknown, an expired and a revoked one, one without the
-/// action, one for another repository, one for another domain, and the right one.
+/// action, one for another repository, one for another domain, the right one in a request that
+/// another site makes a browser send, and the right one.
 #[tokio::test]
 async fn every_route_refuses_every_caller_but_the_right_one_and_a_refusal_changes_nothing() {
     let data = tempfile::tempdir().expect("a directory");
@@ -370,6 +388,15 @@ async fn every_route_refuses_every_caller_but_the_right_one_and_a_refusal_change
                 }
             }
             _ => callers.are_refused(&registry, call).await,
+        }
+        // A browser sends the token that it keeps also when a page of another site makes it ask.
+        if call.method != Method::GET {
+            let (token, sites) = (callers.right(call), [("sec-fetch-site", "cross-site"), ("origin", "https://elsewhere.example")]);
+            for (name, value) in sites {
+                let answer = call.request(&registry, "", token).header(name, value).send().await.expect("an answer");
+                let (code, detail) = refusal(answer).await;
+                assert!(code == ErrorCode::Denied && detail.contains("another site"), "{}: {code}: {detail}", call.route);
+            }
         }
     }
     registry.stopped().await;
@@ -410,11 +437,11 @@ async fn recorded(registry: &Registry, outcome: AuditOutcome) -> BTreeSet<String
     }
 }
 
-/// The id of the operation of a route.
+/// The id of the operation of a route: a page has none but the route.
 fn operation_id(route: &str) -> String {
     let document: Value = serde_json::from_str(&pfr_registry::routes::openapi()).expect("the document is JSON");
     let (method, path) = route.split_once(' ').expect("a method and a path");
-    document["paths"][path][method.to_lowercase()]["operationId"].as_str().expect("an id").to_owned()
+    document["paths"][path][method.to_lowercase()]["operationId"].as_str().unwrap_or(route).to_owned()
 }
 
 /// Without tokens, every caller may do everything, whatever it sends.

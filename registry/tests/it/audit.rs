@@ -195,13 +195,16 @@ async fn reads_are_recorded_before_they_are_answered_if_that_is_asked_for() {
     registry.push(REPO, &snapshot(0..2, vec![]), Some("t")).await;
     let _: api::TagList = ok(registry.get(&format!("/v1/repositories/{REPO}/tags")).await).await;
     assert_eq!(registry.request(Method::HEAD, "/v1/repositories").send().await.unwrap().status(), StatusCode::OK);
+    assert_eq!(registry.get(&format!("/ui/{REPO}/t")).await.status(), StatusCode::OK);
+    registry.get("/ui/-/style.css").await;
     registry.get("/livez").await;
     registry.get("/metrics").await;
     let list: AuditList = ok(registry.get("/v1/audit?order=oldest").await).await;
-    let expected = ["open_push", "put_frames", "commit", "list_tags", "list_repositories", "list_audit"];
+    let expected = ["open_push", "put_frames", "commit", "list_tags", "list_repositories", "GET /ui/{repo}/{ref}", "list_audit"];
     assert_eq!(operations(&list.records), expected);
     let outcomes: Vec<bool> = list.records.iter().map(|record| record.outcome == AuditOutcome::Begun).collect();
-    assert_eq!(outcomes, [true, true, false, true, true, true]);
+    assert_eq!(outcomes, [true, true, false, true, true, true, true]);
+    assert_eq!(list.records[5].repository, Some("team/agent".parse().unwrap()));
     assert!(list.records.iter().all(|record| record.token.is_none()), "no tokens are required");
 }
 

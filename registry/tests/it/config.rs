@@ -68,7 +68,7 @@ fn what_cannot_be_right_is_refused() {
     let exposed = Overrides { data: data.clone(), listen: Some(([0, 0, 0, 0], 1).into()), ..Overrides::default() };
     assert!(matches!(Config::load(None, exposed.clone()), Err(SettingsError::Exposed(_))));
     assert!(Config::load(None, Overrides { insecure_listen_anywhere: Some(true), ..exposed.clone() }).is_ok());
-    assert!(Config::load(None, Overrides { require_tokens: Some(true), ..exposed }).is_ok());
+    assert!(Config::load(None, Overrides { require_tokens: Some(true), behind_proxy: Some(true), ..exposed }).is_ok());
     let zero = Overrides { data: data.clone(), lease_seconds: Some(0), ..Overrides::default() };
     assert!(matches!(Config::load(None, zero), Err(SettingsError::Zero("lease-seconds"))));
     // Digests as many as clients are told to send must fit into a request.

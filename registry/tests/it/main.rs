@@ -4,6 +4,7 @@
 
 mod access;
 mod audit;
+mod codecs;
 mod commands;
 mod common;
 mod conditions;
@@ -11,6 +12,7 @@ mod config;
 mod domains;
 mod gc;
 mod integrity;
+mod jwt;
 mod limits;
 mod logs;
 mod matching;
@@ -25,5 +27,7 @@ mod round_trip;
 mod shutdown;
 mod slow;
 mod tasks;
+mod tls;
 mod tokens;
+mod ui;
 mod wire;

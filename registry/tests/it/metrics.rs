@@ -35,10 +35,12 @@ async fn metrics_are_described_and_count_what_they_say() {
     let (text, values) = scrape(&registry).await;
     let frames = sample.blobs.len() as f64;
     let bytes = sample.stream().len() as f64;
+    let raw = sample.blobs.iter().map(|blob| blob.bytes.len()).sum::<usize>() as f64;
     let expected = [
         ("pf_frames_received_total".to_owned(), 2.0 * frames),
         ("pf_frames_new_total".to_owned(), frames),
         ("pf_frames_received_bytes_total".to_owned(), 2.0 * bytes),
+        ("pf_frames_received_raw_bytes_total".to_owned(), 2.0 * raw),
         ("pf_frames_sent_bytes_total".to_owned(), bytes),
         ("pf_commits_total{created=\"true\"}".to_owned(), 1.0),
         ("pf_commits_total{created=\"false\"}".to_owned(), 1.0),

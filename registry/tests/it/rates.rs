@@ -116,6 +116,27 @@ async fn strangers_are_limited_by_their_address() {
     assert!(passed >= 3, "{passed}");
 }
 
+/// Pages are requests like others. A browser gets the refusal as a page too.
+#[tokio::test]
+async fn pages_are_limited_and_say_so() {
+    let registry = Registry::start_with(|config| (config.caller_requests_per_second, config.burst_seconds) = (1, 3)).await;
+    for asked in 0.. {
+        assert!(asked < 100, "a hundred pages passed");
+        let answer = registry.request(Method::GET, "/ui/-/tasks").header("accept", "text/html").send().await.expect("an answer");
+        assert_eq!(answer.headers()["content-type"], "text/html; charset=utf-8");
+        if answer.status() == StatusCode::OK {
+            continue;
+        }
+        assert!(answer.status() == StatusCode::TOO_MANY_REQUESTS && asked >= 3, "{asked}: {}", answer.status());
+        assert_eq!(answer.headers()["retry-after"], "1");
+        let text = answer.text().await.expect("text");
+        assert!(text.contains("rate_limited") && text.contains("from this address"), "{text}");
+        break;
+    }
+    // What every page is made with.
+    assert_eq!(registry.get("/ui/-/style.css").await.status(), StatusCode::OK);
+}
+
 #[tokio::test]
 async fn the_callers_of_a_domain_share_its_limit_and_those_of_another_do_not() {
     let registry = Registry::start_with(|config| {

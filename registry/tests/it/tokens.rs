@@ -3,10 +3,15 @@
 
 use crate::common::snapshot::{Snapshot, snapshot};
 use crate::common::{REPO, Registry, ok, problem, refused};
+use object_store::memory::InMemory;
+use pfr_faults::faults::Faults;
+use pfr_faults::transactions::Transactions;
 use pfr_schema::api::{self, AccessTokenCreated, AccessTokenInfo, AccessTokenList};
 use pfr_schema::{AccessToken, Digest, ErrorCode, Kind};
+use pfr_store::{Clock, Options, SqliteMetadata, Store};
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const ALL: &str = "*:pull,push,delete,admin";
@@ -279,4 +284,26 @@ async fn an_upstream_is_not_asked_for_blobs_by_a_caller_that_does_not_see_everyt
     assert_eq!(get(&format!("/v1/repositories/{REPO}/tags/t")).await.status(), StatusCode::OK);
     upstream.push("secret", &there, Some("t")).await;
     refused(get("/v1/repositories/secret/tags/t").await, ErrorCode::RepositoryUnknown).await;
+}
+
+#[tokio::test]
+async fn while_the_database_cannot_be_asked_no_token_is_called_wrong() {
+    let faults = Faults::new(0, 0.0);
+    let metadata = SqliteMetadata::open_in_memory(Clock::system()).await.expect("metadata");
+    let metadata = Arc::new(Transactions::new(metadata, faults.clone()));
+    let store = Store::new(Arc::new(InMemory::new()), metadata, Options::default());
+    let registry = Registry::start_over_with(store, |config| config.require_tokens = true).await;
+    let (used, fresh, unknown) = (registry.token(&["*:pull"]).await, registry.token(&["*:pull"]).await, AccessToken::new([9; 8], [9; 32]));
+    let ask = async |token: &AccessToken| registry.send_as(token, registry.request(Method::GET, "/v1/repositories")).await;
+    let _: api::RepositoryList = ok(ask(&used).await).await;
+    faults.set(1.0, false);
+    for token in [&used, &fresh, &unknown] {
+        let problem = problem(ask(token).await).await;
+        assert_eq!((problem.code, problem.status, problem.retryable), (ErrorCode::Unavailable, 503, true), "{}", problem.detail);
+    }
+    // Without a token there is nothing to ask.
+    refused(registry.get("/v1/repositories").await, ErrorCode::Unauthorized).await;
+    faults.set(0.0, false);
+    let _: api::RepositoryList = ok(ask(&fresh).await).await;
+    refused(ask(&unknown).await, ErrorCode::Unauthorized).await;
 }

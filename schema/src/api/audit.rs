@@ -12,7 +12,7 @@ api! {
         pub number: u64,
         /// Milliseconds since 1970, UTC.
         pub at: u64,
-        /// The operation, by its `operationId`.
+        /// The operation, by its `operationId`; of a page, its method and path.
         pub operation: String,
         /// The action that the caller must be permitted.
         pub action: String,
@@ -27,7 +27,8 @@ api! {
         /// How many equal requests this record is for, if it is for more than one.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub times: Option<u64>,
-        /// Id of the access token; absent for a caller without a valid one.
+        /// Id of the access token, or subject and issuer of the token of an issuer; absent for a
+        /// caller without a valid token.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub token: Option<String>,
         /// Label of the access token, or `command line` for a command on the registry's machine.

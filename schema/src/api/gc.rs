@@ -46,6 +46,9 @@ api! {
         /// When the grace period of the last of them ends: milliseconds since 1970.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub draining_ends_at: Option<u64>,
+        /// Bytes of all packs when the run ended; none while it runs, and for a dry run.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub disk_bytes: Option<u64>,
         /// What no snapshot holds and what stays for now. None for a scheduled run, and while a run
         /// lasts.
         #[serde(default, skip_serializing_if = "Option::is_none")]

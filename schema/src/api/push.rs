@@ -1,6 +1,7 @@
 //! Push sessions: questions for missing blobs, uploads, commits.
 
 use super::TagState;
+use crate::codec::Codecs;
 use crate::digest::Digest;
 use crate::kind::Kind;
 use crate::name::Tag;
@@ -17,6 +18,10 @@ api! {
         pub max_digests: u64,
         /// Bytes of frames that one request should carry at most. A single larger blob is allowed.
         pub max_frames_bytes: u64,
+        /// Codecs that frames may have. If it is left out: `raw` and `zstd`.
+        #[serde(default)]
+        #[cfg_attr(feature = "openapi", schema(value_type = Vec<String>))]
+        pub codecs: Codecs,
     }
 
     /// Digests to be read as one kind.

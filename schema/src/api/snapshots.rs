@@ -100,6 +100,9 @@ api! {
         pub blobs: u64,
         /// Raw bytes hashed.
         pub bytes: u64,
+        /// Bytes of the frames that they are stored in.
+        #[serde(default)]
+        pub stored_bytes: u64,
         /// Checkpoint tensors whose value hash was computed and is right.
         #[serde(default)]
         pub values_computed: u64,

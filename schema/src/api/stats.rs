@@ -16,6 +16,9 @@ api! {
         pub tags: Vec<Tag>,
         /// Parents.
         pub parents: Vec<Digest>,
+        /// Milliseconds since 1970, UTC, of the push.
+        #[serde(default)] // older registries do not say
+        pub pushed_at: u64,
         /// Bytes it reaches, each blob once.
         pub logical: u64,
         /// Bytes that were new in the domain when it was pushed.

@@ -79,10 +79,15 @@ pub struct Encoder {
     method: Method,
     kernel: Kernel,
     huffman: Option<huffman::Encoder>,
+    /// Whether all but zeros stays raw.
+    only_zeros: bool,
     out: Vec<u8>,
 }
 
 impl Encoder {
+    /// The codec of what [`Self::of_zeros`] writes.
+    pub const ZEROS: Codec = Codec::Bf16Bitmaps;
+
     /// An encoder for this codec.
     ///
     /// # Errors
@@ -101,7 +106,15 @@ impl Encoder {
             Method::Bitmaps => None,
             Method::Huffman(width) => Some(huffman::Encoder::new(width, method.block()).map_err(|e| codec.error(e))?),
         };
-        Ok(Self { method, kernel, huffman, out: Vec::new() })
+        Ok(Self { method, kernel, huffman, only_zeros: false, out: Vec::new() })
+    }
+
+    /// An encoder that only leaves out zeros, for elements of any type.
+    #[must_use]
+    pub fn of_zeros() -> Self {
+        // The larger blocks: here they only say where a raw one ends.
+        let method = Method::Huffman(Width::Two);
+        Self { method, kernel: Kernel::PORTABLE, huffman: None, only_zeros: true, out: Vec::new() }
     }
 
     /// The payload of `raw`, or `None` where it would not be smaller: then the codec is
@@ -151,6 +164,7 @@ impl Encoder {
         let out = &mut self.out[len..];
         let (even, odd) = raw.split_at(raw.len() & !1);
         let coded = match &mut self.huffman {
+            _ if self.only_zeros => None,
             None => Some(bitmaps::encode(self.kernel, even, &mut out[HEADER..])),
             Some(huffman) => huffman.encode(even, &mut out[HEADER..]),
         };
@@ -185,6 +199,11 @@ fn is_zero(bytes: &[u8]) -> bool {
         && rest.iter().all(|byte| *byte == 0)
 }
 
+/// Zero bytes in whole steps: what an encoder leaves out, or a little more.
+pub(super) fn zero_bytes(bytes: &[u8]) -> usize {
+    bytes.chunks(STEP).filter(|step| is_zero(step)).map(<[u8]>::len).sum()
+}
+
 /// Zero bytes at the start, in whole steps or up to the end.
 fn leading_zeros(bytes: &[u8]) -> usize {
     bytes.chunks(STEP).take_while(|step| is_zero(step)).map(<[u8]>::len).sum()
@@ -214,6 +233,8 @@ pub(super) struct Decoder {
     needed: usize,
     /// Bytes of a raw block that have not arrived.
     raw_left: usize,
+    /// Bytes of a block of zeros that were not handed out.
+    zeros_left: usize,
     /// A decoded block.
     raw: Box<[u8]>,
 }
@@ -236,56 +257,69 @@ impl Decoder {
             Method::Huffman(width) => Some(huffman::Decoder::new(width, method.block()).map_err(|e| codec.error(e))?),
         };
         let raw = vec![0; method.block()].into_boxed_slice();
-        Ok(Self { method, kernel, huffman, pending: Vec::new(), needed: 0, raw_left: 0, raw })
+        Ok(Self { method, kernel, huffman, pending: Vec::new(), needed: 0, raw_left: 0, zeros_left: 0, raw })
     }
 
     /// Whether the payload may end here.
     pub const fn is_at_end(&self) -> bool {
-        self.pending.is_empty() && self.raw_left == 0
+        self.pending.is_empty() && self.raw_left == 0 && self.zeros_left == 0
     }
 
+    /// Decodes until the piece is used up, or `most` bytes or a block more came out. Returns how
+    /// much of the piece was used.
     pub fn update(
         &mut self,
-        mut stored: &[u8],
+        piece: &[u8],
+        most: usize,
         codec: Codec,
         take: &mut dyn FnMut(&[u8]) -> Result<(), FormatError>,
-    ) -> Result<(), FormatError> {
-        while !stored.is_empty() {
-            if self.raw_left > 0 {
-                let piece = split_off(&mut stored, self.raw_left);
-                self.raw_left -= piece.len();
-                take(piece)?;
+    ) -> Result<usize, FormatError> {
+        let (mut stored, mut came) = (piece, 0_usize);
+        let mut take = |bytes: &[u8]| {
+            came += bytes.len();
+            take(bytes).map(|()| came < most)
+        };
+        let mut goes_on = true;
+        while goes_on && (self.zeros_left > 0 || !stored.is_empty()) {
+            if self.zeros_left > 0 {
+                let zeros = &SOME_ZEROS[..self.zeros_left.min(SOME_ZEROS.len())];
+                self.zeros_left -= zeros.len();
+                goes_on = take(zeros)?;
+            } else if self.raw_left > 0 {
+                let raw = split_off(&mut stored, self.raw_left);
+                self.raw_left -= raw.len();
+                goes_on = take(raw)?;
             } else if self.pending.is_empty() {
                 match self.begin(stored).map_err(|reason| codec.error(reason))? {
                     Block::Needs(needed) => {
                         self.needed = needed;
                         self.pending.extend_from_slice(stored);
-                        return Ok(());
+                        return Ok(piece.len());
                     }
                     block => {
                         let bytes = split_off(&mut stored, block.len());
-                        self.read(&block, bytes, codec, take)?;
+                        goes_on = self.read(&block, bytes, codec, &mut take)?;
                     }
                 }
             } else {
                 // A block in several pieces: no more is joined than its own bytes.
-                let piece = split_off(&mut stored, self.needed - self.pending.len());
-                self.pending.extend_from_slice(piece);
+                let more = split_off(&mut stored, self.needed - self.pending.len());
+                self.pending.extend_from_slice(more);
                 if self.pending.len() < self.needed {
-                    return Ok(());
+                    return Ok(piece.len());
                 }
                 let mut joined = std::mem::take(&mut self.pending);
                 match self.begin(&joined).map_err(|reason| codec.error(reason))? {
                     Block::Needs(needed) => self.needed = needed,
                     block => {
-                        self.read(&block, &joined, codec, take)?;
+                        goes_on = self.read(&block, &joined, codec, &mut take)?;
                         joined.clear();
                     }
                 }
                 self.pending = joined;
             }
         }
-        Ok(())
+        Ok(piece.len() - stored.len())
     }
 
     /// Reads what the beginning of a block says.
@@ -314,27 +348,23 @@ impl Decoder {
         }
     }
 
-    /// Reads a block, or the header of a raw one.
+    /// Reads a coded block, or the header of another one. False once enough came out.
     fn read(
         &mut self,
         block: &Block,
         bytes: &[u8],
         codec: Codec,
-        take: &mut dyn FnMut(&[u8]) -> Result<(), FormatError>,
-    ) -> Result<(), FormatError> {
+        take: &mut dyn FnMut(&[u8]) -> Result<bool, FormatError>,
+    ) -> Result<bool, FormatError> {
         match *block {
-            Block::Needs(_) => Ok(()),
+            Block::Needs(_) => Ok(true),
             Block::Raw(raw_len) => {
                 self.raw_left = raw_len;
-                Ok(())
+                Ok(true)
             }
-            Block::Zeros(mut left) => {
-                while left > 0 {
-                    let piece = &SOME_ZEROS[..left.min(SOME_ZEROS.len())];
-                    take(piece)?;
-                    left -= piece.len();
-                }
-                Ok(())
+            Block::Zeros(raw_len) => {
+                self.zeros_left = raw_len;
+                Ok(true)
             }
             Block::Coded(raw_len, _) => {
                 let (head, body) = bytes[HEADER..].split_at(CODED_HEADER - HEADER);

@@ -146,6 +146,23 @@ fn a_checkpoint_has_at_most_as_many_tensors_as_the_limit() {
 }
 
 #[test]
+fn the_limits_of_the_page_are_the_defaults() {
+    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/checkpoint-abi.md")).unwrap();
+    let table = page.split("\n## Limits\n").nth(1).unwrap();
+    let limits = Limits::default();
+    for (row, limit) in [
+        ("| tensors | 65,536 |", limits.tensors == 65_536),
+        ("| document | 64 MiB |", limits.document_bytes == 64 << 20),
+        ("| dimensions | 32 |", pfr_schema::checkpoint::MAX_RANK == 32),
+        ("| payload | 64 GiB |", limits.blob_bytes == 64 << 30),
+        ("(transposed, backwards, broadcast) | 256 MiB |", pfr_schema::checkpoint::GATHER_BYTES == 256 << 20),
+        ("of a tensor that a restore converts | 256 MiB each |", pfr_schema::checkpoint::GATHER_BYTES == 256 << 20),
+    ] {
+        assert!(table.contains(row) && limit, "{row}");
+    }
+}
+
+#[test]
 fn few_bytes_may_not_stand_for_more_than_a_blob_may_have() {
     let parse = |shape: &str, strides: &str| {
         parse(&text().replacen("[16,128]", shape, 1).replacen("[128,1]", strides, 1)).map_err(|error| error.to_string())

@@ -273,6 +273,33 @@ proptest! {
     }
 
     #[test]
+    fn decoding_some_at_a_time_is_decoding_the_whole_and_gives_no_more_than_asked_for(
+        seed in any::<u64>(), length in 0_usize..100_000, piece in 1_usize..50_000, most in 1_usize..100_000, codec in codec()
+    ) {
+        let raw = [Random(seed).bytes(length), vec![0; 3 * length]].concat();
+        let stored = encoded(codec, &raw);
+        let piece = piece.max(stored.len() / 100 + 1);
+        let mut decoder = Decoder::new(codec, raw.len() as u64).unwrap();
+        let mut out = vec![];
+        for mut piece in stored.chunks(piece) {
+            loop {
+                let (before, given) = (out.len(), piece.len());
+                let used = decoder.update_some(piece, most, &mut |bytes| out.extend_from_slice(bytes)).unwrap();
+                piece = &piece[used..];
+                let came = out.len() - before;
+                // A block more, or a piece of raw bytes.
+                prop_assert!(codec == Codec::Zstd || came <= most + given.max(64 << 10), "{came} bytes, {most} wanted");
+                if came == 0 {
+                    prop_assert!(piece.is_empty());
+                    break;
+                }
+            }
+        }
+        decoder.finish().unwrap();
+        prop_assert!(out == raw);
+    }
+
+    #[test]
     fn damage_never_decodes_to_more_than_was_promised(seed in any::<u64>(), length in 1_usize..3000, codec in codec()) {
         let mut random = Random(seed);
         let raw = random.bytes(length / 2 + 1).repeat(2);

@@ -48,6 +48,17 @@ fn a_dense_file_is_blocks_of_rows() {
 }
 
 #[test]
+fn a_token_takes_16_bytes_of_the_head_and_28_where_cells_have_more() {
+    for (extra, bytes) in [(false, 16), (true, 28)] {
+        let head = |count: u32| {
+            let attention = Attention { extra, ..Attention::plain(count, 3, 96) };
+            consistent(&File { tokens: tokens(count), sections: vec![Section::Attention(attention)], slot: 0 }.bytes()).head_bytes
+        };
+        assert_eq!(head(90) - head(40), 50 * bytes);
+    }
+}
+
+#[test]
 fn every_known_form_is_read() {
     let window = attention(|a| a.positions = (30..40).collect());
     let recurrent = Section::Recurrent { layers: 6, with: 4, r: 64, s: 256 };

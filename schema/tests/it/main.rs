@@ -6,6 +6,7 @@
 mod checkpoint;
 mod codec;
 mod common;
+mod compression;
 mod container;
 mod digest;
 mod errors;

@@ -109,6 +109,29 @@ fn zeros_become_almost_nothing() {
 }
 
 #[test]
+fn a_few_bytes_that_stand_for_many_zeros_are_decoded_some_at_a_time() {
+    let length = 100 << 20;
+    let stored = encoded(Codec::Bf16Bitmaps, &vec![0; length]);
+    let mut decoder = Decoder::new(Codec::Bf16Bitmaps, length as u64).unwrap();
+    let (mut rest, mut all, mut steps) = (&stored[..], 0, 0);
+    loop {
+        let mut came = 0;
+        let used = decoder.update_some(rest, 100_000, &mut |bytes| came += bytes.len()).unwrap();
+        rest = &rest[used..];
+        if came == 0 {
+            break;
+        }
+        assert!(came <= 100_000 + (64 << 10), "{came}");
+        (all, steps) = (all + came, steps + 1);
+    }
+    decoder.finish().unwrap();
+    assert!(all == length && steps > 500, "{all} bytes in {steps} steps");
+    let mut early = Decoder::new(Codec::Bf16Bitmaps, length as u64).unwrap();
+    early.update_some(&stored, 1, &mut |_| ()).unwrap();
+    assert!(early.finish().is_err(), "what was not handed out is missing");
+}
+
+#[test]
 fn of_a_page_that_is_mostly_zeros_only_the_rest_is_stored() {
     // Two of sixteen tokens are there, in each of 22 layers.
     let token = 4 * 64 * 2;

@@ -128,6 +128,13 @@ fn the_canonical_form_is_what_the_document_says_byte_by_byte() {
     assert_eq!(found.to_string(), hash);
     let document = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/checkpoint-abi.md")).unwrap();
     assert!(document.contains(&hash), "docs/checkpoint-abi.md does not have {hash}");
+    let payload_hash = pfr_schema::Digest::sha256(&payload).to_string();
+    assert!(document.contains(&payload_hash), "docs/checkpoint-abi.md does not have {payload_hash}");
+    // The bytes of the canonical form, as the page writes them.
+    let form = document.split("Canonical form, 55 bytes:").nth(1).and_then(|rest| rest.split("```").nth(1)).unwrap();
+    let written: String = form.lines().skip(1).map(|line| line.split("  ").next().unwrap_or_default().replace(' ', "")).collect();
+    assert_eq!(written, hex::encode(&bytes));
+    assert_eq!(bytes.len(), 55);
 }
 
 #[test]
@@ -166,9 +173,10 @@ fn a_program_that_shares_no_code_finds_the_same_hashes() {
 fn the_prefix_vector_of_the_document_is_what_the_code_computes() {
     let fingerprint = digest("deployment");
     let tokens: Vec<u32> = (0..20).collect();
-    let key = pfr_schema::prefix::key(&fingerprint, "tenant", None, &tokens).to_string();
+    let key = |count: usize| pfr_schema::prefix::key(&fingerprint, "tenant", None, &tokens[..count]);
     let document = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/checkpoint-abi.md")).unwrap();
-    for needed in [key, fingerprint.to_string()] {
+    let links = [("h₀ = ", key(0).hex()), ("h₁ = ", key(16).hex()), ("h₂ = ", key(20).to_string())];
+    for needed in links.map(|(link, key)| format!("{link}{key}")).into_iter().chain([fingerprint.to_string()]) {
         assert!(document.contains(&needed), "docs/checkpoint-abi.md does not have {needed}");
     }
 }

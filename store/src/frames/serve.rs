@@ -7,6 +7,7 @@
 //! not take what was read. Of the large pieces only a few are handed out at a time, so a client
 //! that was fast and stops holds little too.
 
+use super::codecs::{in_codecs, may_be_in_others};
 use super::outputs::{At, Hold};
 use super::{AHEAD, BoxFrames};
 use crate::Store;
@@ -17,6 +18,7 @@ use bytes::Bytes;
 use futures::StreamExt as _;
 use parking_lot::Mutex;
 use pfr_schema::Digest;
+use pfr_schema::codec::Codecs;
 use pfr_schema::frame::{Header, end_mark};
 use std::ops::Range;
 use std::sync::Arc;
@@ -30,8 +32,9 @@ const LARGE: u64 = 512 << 10;
 
 /// Frames for a client that may be slow.
 pub struct Served {
-    /// Bytes of all pieces together, the end mark included.
-    pub bytes: u64,
+    /// Bytes of all pieces together, the end mark included. `None` where some may have to be
+    /// decoded: that is found out on the way.
+    pub bytes: Option<u64>,
     /// The pieces. Poll for one only when the piece before was sent.
     pub pieces: BoxFrames,
 }
@@ -45,21 +48,26 @@ struct Download {
 }
 
 impl Store {
-    /// [`Store::frames`] for a client that may be slow: in small pieces, and without memory while
-    /// the client does not take them.
+    /// [`Store::frames`] for a client that may be slow, and that reads these codecs: in small
+    /// pieces, and without memory while the client does not take them.
     ///
     /// # Errors
     /// As [`Store::frames`].
     #[boxed]
-    pub async fn serve(&self, digests: Vec<Digest>) -> Result<Served> {
-        let extents: Arc<[Extent]> = plan(locate(self, &digests).await?).into();
+    pub async fn serve(&self, digests: Vec<Digest>, codecs: Codecs) -> Result<Served> {
+        let located = locate(self, &digests).await?;
+        let others = may_be_in_others(&located, codecs);
+        let extents: Arc<[Extent]> = plan(located).into();
         let frames = digests.len() as u64;
         let bytes = extents.iter().map(Extent::len).sum::<u64>() + end_mark(frames).len() as u64;
         let hold = Arc::new(Mutex::new(Hold::default()));
         let download = Download { store: self.clone(), extents, hold, frames, ended: false };
         let pieces =
             futures::stream::try_unfold(download, |mut download| async move { Ok(download.next().await?.map(|piece| (piece, download))) });
-        Ok(Served { bytes, pieces: pieces.boxed() })
+        if others {
+            return Ok(Served { bytes: None, pieces: in_codecs(pieces.boxed(), codecs, &self.options.limits) });
+        }
+        Ok(Served { bytes: Some(bytes), pieces: pieces.boxed() })
     }
 }
 

@@ -174,6 +174,7 @@ impl<'a> Run<'a> {
         self.report.draining_bytes = packs.iter().map(|pack| pack.bytes).sum();
         let last = packs.iter().filter_map(|pack| pack.draining_since).max().filter(|_| self.report.draining_bytes > 0);
         self.report.draining_ends_at = last.map(|since| since.saturating_add(self.grace_ms()));
+        self.report.disk_bytes = Some(self.store.metadata.disk_bytes().await?);
         // Only the report of a requested run shows what is protected: counting it reads every
         // leased object.
         if self.options.trigger != GcTrigger::Schedule {

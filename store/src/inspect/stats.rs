@@ -75,6 +75,7 @@ impl Store {
                     digest: snapshot.digest,
                     tags: snapshot.tags,
                     parents: snapshot.parents,
+                    pushed_at: snapshot.pushed_at,
                     logical: snapshot.logical_bytes,
                     new,
                     shared: snapshot.logical_bytes.saturating_sub(exclusive),

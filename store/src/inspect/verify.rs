@@ -22,6 +22,8 @@ pub struct VerifyProgress {
     pub blobs: u64,
     /// Raw bytes hashed.
     pub bytes: u64,
+    /// Bytes of the frames that these are stored in.
+    pub stored_bytes: u64,
     /// Raw bytes to hash in all.
     pub total_bytes: u64,
 }
@@ -81,7 +83,8 @@ impl Store {
             self.verify_batch(batch.iter().map(|row| row.digest).collect(), &reached, &mut values, &mut done, progress).await?;
         }
         let Values { computed: values_computed, attested: values_attested, .. } = values;
-        Ok(api::Verified { digest: *manifest, blobs: done.blobs, bytes: done.bytes, values_computed, values_attested })
+        let VerifyProgress { blobs, bytes, stored_bytes, .. } = done;
+        Ok(api::Verified { digest: *manifest, blobs, bytes, stored_bytes, values_computed, values_attested })
     }
 
     /// Reads blobs in quarantine again, and releases those that are good.
@@ -166,6 +169,7 @@ impl Store {
             };
             done.blobs += 1;
             done.bytes += header.raw_len;
+            done.stored_bytes += header.frame_len();
             progress(*done);
         }
         Ok(())

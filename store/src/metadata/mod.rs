@@ -173,6 +173,10 @@ macro_rules! metadata_transactions {
             /// Snapshots in the order of the row ids of their manifests, each with what the prefix
             /// index has of it.
             prefixed(after: i64, limit: usize) -> Vec<Prefixed> = SNAPSHOT |tx| prefixes::prefixed(tx, *after, *limit);
+            /// The prefix lengths of snapshots of a repository, as the prefix index has them; those
+            /// that are not in it, or say no length, are left out.
+            prefix_lengths(repository: RepositoryName, snapshots: Vec<Digest>) -> Vec<(Digest, u64)>
+                = SNAPSHOT |tx| prefixes::lengths(tx, repository, snapshots);
             /// Replaces the rows of snapshots in the prefix index, by the row ids of their
             /// manifests. A snapshot that is gone is left out.
             correct_prefixes(marks: Vec<(i64, Vec<PrefixMark>)>) -> () = WRITE |tx| prefixes::correct(tx, marks);

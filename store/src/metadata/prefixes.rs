@@ -52,6 +52,14 @@ pub(super) async fn index<T: Tx>(tx: &mut T, found: &[(i64, Vec<PrefixMark>)]) -
     Ok(indexed)
 }
 
+/// Prefix lengths of snapshots, as the index has them.
+pub(super) async fn lengths<T: Tx>(tx: &mut T, repository: &RepositoryName, snapshots: &[Digest]) -> Outcome<Vec<(Digest, u64)>> {
+    let id = visible(tx, repository).await?;
+    let find = "SELECT o.digest, p.tokens FROM objects o JOIN manifests m ON m.repository = $1 AND m.object = o.id
+                JOIN prefixes p ON p.manifest = m.id AND p.tokens >= 0 WHERE o.digest = ANY($2)";
+    tx.query(find, values![id, snapshots]).await
+}
+
 /// Snapshots by the row ids of their manifests, each with its rows in the index.
 pub(super) async fn prefixed<T: Tx>(tx: &mut T, after: i64, limit: usize) -> Outcome<Vec<Prefixed>> {
     let find = "SELECT m.id, m.repository, o.digest, m.prefixed FROM manifests m JOIN objects o ON o.id = m.object

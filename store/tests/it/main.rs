@@ -8,6 +8,7 @@ mod access;
 mod audit_log;
 mod catalogue;
 mod clock;
+mod codecs;
 mod contention;
 mod deferred;
 mod domains;

@@ -179,6 +179,9 @@ async fn the_deepest_of_all_snapshots_is_found(on: Backend) {
         }
         let (gone, _) = snapshots.remove(deleted);
         store.delete_snapshot(&repository(), &gone).await.unwrap();
+        let digests = snapshots.iter().map(|(digest, _)| *digest).chain([gone]).collect();
+        let lengths = store.prefix_lengths(&repository(), digests).await.unwrap();
+        assert_eq!(lengths, snapshots.iter().map(|(digest, spec)| (*digest, spec.way.length)).collect());
         for round in 0..2 {
             for (way, salted) in &asked {
                 let (tokens, salted) = (way.tokens(), *salted && way.to == 1);

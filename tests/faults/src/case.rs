@@ -378,6 +378,22 @@ impl History {
     }
 
     fn push(&mut self, repository: RepositoryName, known: &[Digest]) -> Operation {
+        // State is sent again: while it is stored, while it is deleted, and after that.
+        let again = self.chance(0.15).then(|| self.random.random_range(0..self.library.len().max(1)));
+        let again = again.and_then(|at| self.library.values().nth(at).cloned());
+        let snapshot = again.unwrap_or_else(|| self.snapshot(known));
+        let tag = self.chance(0.8).then(|| self.tag());
+        let tag = tag.map(|tag| (tag.clone(), self.expected(&repository, &tag)));
+        let manner = match self.random.random_range(0..10) {
+            0 => Manner::Partial,
+            1 => Manner::Aborted,
+            2 => Manner::Broken,
+            _ => Manner::Complete,
+        };
+        Operation::Push { repository, snapshot, tag, manner }
+    }
+
+    fn snapshot(&mut self, known: &[Digest]) -> Arc<Snapshot> {
         let trees = (0..self.random.random_range(1..=2)).map(|_| {
             // Bases overlap, so that page chunks, trees and pages are shared.
             let base = self.random.random_range(0..3_u64) * 10;
@@ -392,15 +408,7 @@ impl History {
         let parents = if known.is_empty() || self.chance(0.4) { vec![] } else { vec![known[self.random.random_range(0..known.len())]] };
         let snapshot = Arc::new(Snapshot::new(&trees, parents));
         self.library.insert(snapshot.digest, Arc::clone(&snapshot));
-        let tag = self.chance(0.8).then(|| self.tag());
-        let tag = tag.map(|tag| (tag.clone(), self.expected(&repository, &tag)));
-        let manner = match self.random.random_range(0..10) {
-            0 => Manner::Partial,
-            1 => Manner::Aborted,
-            2 => Manner::Broken,
-            _ => Manner::Complete,
-        };
-        Operation::Push { repository, snapshot, tag, manner }
+        snapshot
     }
 
     fn tag(&mut self) -> Tag {

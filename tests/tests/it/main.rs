@@ -4,6 +4,7 @@
 
 mod adversary;
 mod capture;
+mod compression;
 mod docs;
 mod e2e;
 mod mirror;

@@ -4,6 +4,7 @@
 use crate::replicas::backend::{Backend, Database, Packs};
 use pfr_client::{Progress, PushTarget, Remote, RemoteOptions, Source, push};
 use pfr_schema::api::{CommitRequest, DigestGroup, MissingRequest, TagRequest, TagState};
+use pfr_schema::codec::Compression;
 use pfr_schema::{Digest, ErrorCode, Kind, RepositoryName, Tag};
 use pfr_tests::linearizable::{Condition, Event, Operation, Value, check};
 use pfr_tests::{Registry, Shape, SnapshotDir, seed};
@@ -133,7 +134,8 @@ async fn pushed(remote: &Remote, repository: &RepositoryName) -> Vec<Digest> {
     for number in 0..SNAPSHOTS {
         let dir = SnapshotDir::write(&home.path().join(number.to_string()), Shape::TINY, &[number as u64]);
         let source = Source::Directory(dir.path);
-        let target = PushTarget { repository: repository.clone(), tag: None, if_tag_is: None, parents: Vec::new() };
+        let compression = Compression::default();
+        let target = PushTarget { repository: repository.clone(), tag: None, if_tag_is: None, parents: Vec::new(), compression };
         snapshots.push(push(&source, remote, target, &Progress::default()).await.unwrap().digest);
     }
     snapshots

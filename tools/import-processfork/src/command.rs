@@ -6,7 +6,7 @@ use pfr_client::cli::output::human::{bytes, count, number, one_line, short_diges
 use pfr_client::cli::output::paint::Style;
 use pfr_client::cli::output::table::{Column, Table};
 use pfr_client::cli::progress::{Standing, watch};
-use pfr_client::cli::{Context, Failure, Global, Program, STYLES, repository_of};
+use pfr_client::cli::{Context, Encode, Failure, Global, Program, STYLES, repository_of};
 use pfr_schema::{ErrorCode, Reference};
 use serde::Serialize;
 use std::path::PathBuf;
@@ -38,6 +38,8 @@ pub struct ImportProcessfork {
     /// Import nothing: read and check everything except the contents of pages
     #[arg(long)]
     dry_run: bool,
+    #[command(flatten)]
+    encode: Encode,
 }
 
 impl Program for ImportProcessfork {
@@ -69,7 +71,8 @@ async fn processfork(context: &mut Context, args: ImportProcessfork) -> Result<(
     if let (true, Some(registry)) = (args.local, &args.repository.registry) {
         return Err(Failure::usage(format!("--local is the local store, but --repository names the registry {registry}")));
     }
-    let mut images = import::Import::open(args.paths.clone(), prefix).await?;
+    let compression = context.compression(args.encode.compression);
+    let mut images = import::Import::open(args.paths.clone(), prefix, compression).await?;
     let target = match (args.dry_run, args.local) {
         (true, _) => Target::Nowhere,
         (false, true) => Target::Store(context.store().await?),

@@ -24,6 +24,7 @@ use image::Image;
 use library::{Found, Library, Place};
 use pfr_client::error::blocking;
 use pfr_client::{Directory, Error, Progress, PushTarget, Remote, Result, Source, push, push_into_store};
+use pfr_schema::codec::Compression;
 use pfr_schema::{Digest, Limits, RepositoryName, Tag};
 use pfr_store::Store;
 use std::collections::{HashMap, VecDeque};
@@ -51,6 +52,7 @@ pub enum Target {
 pub struct Import {
     waiting: VecDeque<Step>,
     prefix: RepositoryName,
+    compression: Compression,
     sizes: Sizes,
     done: HashMap<Digest, Done>,
 }
@@ -71,12 +73,12 @@ struct Done {
 impl Import {
     /// Finds the images of ProcessFork stores, and of single files within or beside one; ancestors
     /// come along. They go to repositories below `prefix`, one for each kind of agent; what
-    /// continues an image goes where that one went.
+    /// continues an image goes where that one went. Raw pages are encoded as `compression` says.
     ///
     /// # Errors
     /// [`Error::Refused`] for a path that is no store and is in none, or for a store with too many
     /// images; [`Error::Io`].
-    pub async fn open(paths: Vec<PathBuf>, prefix: RepositoryName) -> Result<Self> {
+    pub async fn open(paths: Vec<PathBuf>, prefix: RepositoryName, compression: Compression) -> Result<Self> {
         let find = move || {
             let mut waiting = VecDeque::new();
             for path in &paths {
@@ -85,7 +87,7 @@ impl Import {
             Ok(waiting)
         };
         let waiting = blocking(find).await?;
-        Ok(Self { waiting, prefix, sizes: Sizes::new(), done: HashMap::new() })
+        Ok(Self { waiting, prefix, compression, sizes: Sizes::new(), done: HashMap::new() })
     }
 
     /// Images still to come.
@@ -143,7 +145,7 @@ impl Import {
         };
         let (totals, snapshot) = (directory.totals()?, directory.digest());
         (report.pages, report.bytes_raw, report.attachments, report.notes) = (totals.pages, totals.bytes, attachments, notes);
-        let moved = send(Arc::new(directory), target, &repository, &tag, progress).await;
+        let moved = send(Arc::new(directory), target, (&repository, &tag), self.compression, progress).await;
         match moved {
             Err(error) => return report.failed(error),
             Ok(Moved { created, bytes }) => {
@@ -166,15 +168,22 @@ struct Moved {
     bytes: u64,
 }
 
-async fn send(directory: Arc<Directory>, target: &Target, repository: &RepositoryName, tag: &Tag, progress: &Progress) -> Result<Moved> {
+async fn send(
+    directory: Arc<Directory>,
+    target: &Target,
+    (repository, tag): (&RepositoryName, &Tag),
+    compression: Compression,
+    progress: &Progress,
+) -> Result<Moved> {
     match target {
         Target::Nowhere => Ok(Moved { created: false, bytes: 0 }),
         Target::Store(store) => {
-            let (committed, bytes) = push_into_store(&directory, store, repository, tag.clone(), progress).await?;
+            let (committed, bytes) = push_into_store(&directory, store, repository, tag.clone(), compression, progress).await?;
             Ok(Moved { created: committed.created, bytes })
         }
         Target::Registry(remote) => {
-            let to = PushTarget { repository: repository.clone(), tag: Some(tag.clone()), if_tag_is: None, parents: Vec::new() };
+            let (repository, tag) = (repository.clone(), Some(tag.clone()));
+            let to = PushTarget { repository, tag, if_tag_is: None, parents: Vec::new(), compression };
             let report = push(&Source::Opened(directory), remote, to, progress).await?;
             Ok(Moved { created: report.created, bytes: report.bytes_raw.saturating_sub(report.bytes_deduplicated) })
         }

@@ -69,6 +69,15 @@ class Script(unittest.TestCase):
                 self.assertIn("PF_REAL_ENGINE_PYTHON", done.stderr)
                 self.assertFalse((Path(folder) / "real-engine").exists())
 
+    def test_without_its_variable_it_runs_nothing_and_says_so(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            env = {"PATH": "/usr/bin:/bin", "PF_CACHE": folder}
+            done = subprocess.run([CONNECTORS / "real-engine", "vllm-dense"], env=env, capture_output=True, text=True, check=False)
+            self.assertEqual((done.returncode, done.stderr), (0, ""))
+            self.assertIn("take vllm-dense through capture on host A", done.stdout)
+            self.assertIn("not run: PF_REAL_ENGINE is not set", done.stdout)
+            self.assertEqual(list(Path(folder).iterdir()), [])
+
 
 class Criteria(unittest.TestCase):
     """The section of docs/checkpoint-abi.md that says what shows the acceptance criteria."""

@@ -16,6 +16,7 @@ from unittest import mock
 from pf_connector import identity
 from pf_connector.identity import Unidentified
 from pf_connector.sglang import deployment
+from pf_connector.sglang.deployment import identity as engine_identity
 
 GRAPHS = {"decode": {"backend": "full", "bs": [2, 1]}}
 
@@ -64,6 +65,20 @@ class Deployment(unittest.TestCase):
         self.assertEqual(differ(load_format="dummy"), ["weights"])
         (self.folder / "model.safetensors").write_bytes(b"others")
         self.assertEqual(differ(), ["weights"])
+
+    def test_an_engine_is_called_sglang_and_each_replica_has_its_number(self) -> None:
+        context = types.ModuleType("sglang.srt.runtime_context")
+        context.__dict__["get_parallel"] = lambda: SimpleNamespace(dp_rank=1)
+        modules = {"sglang.srt": types.ModuleType("sglang.srt"), "sglang.srt.runtime_context": context}
+        with mock.patch.dict(sys.modules, modules):
+            for given, replicas, name in (
+                ({}, 1, "sglang"),
+                ({"engine": "e"}, 1, "e"),
+                ({}, 2, "sglang-dp1"),
+                ({"engine": "e"}, 2, "e-dp1"),
+            ):
+                args = SimpleNamespace(dp_size=replicas, attention_backend="fa3")
+                self.assertEqual(engine_identity(args, None, given, "/s").engine, name)
 
     def test_weights_that_are_not_those_said_are_refused(self) -> None:
         others: list[dict[str, Any]] = [{"weights": "sha256:" + "0" * 64}, {"model_path": "org/unknown"}]

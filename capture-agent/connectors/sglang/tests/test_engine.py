@@ -265,6 +265,22 @@ class Ended(Case):
         self.assertIn("keep_share", self.ends(req)["save"]["reason"])
         self.assertEqual(self.cache.locks, [])
 
+    def test_requests_whose_state_is_not_in_their_tokens_are_neither_saved_nor_resumed_and_say_so(self) -> None:
+        cases: tuple[tuple[str, Any, str], ...] = (
+            ("lora_id", "7", "adapter"),
+            ("multimodal_inputs", object(), "not only tokens"),
+            ("input_embeds", object(), "not only tokens"),
+            ("session", object(), "session"),
+            ("skip_radix_cache_insert", True, "out of SGLang's cache"),
+        )
+        for number, (field, value, word) in enumerate(cases):
+            with self.subTest(field=field):
+                req = self.runs(field, prompt=[number, *PROMPT], pf={"save": "a/b:c", "resume": "a/b:d"}, **{field: value})
+                said = self.ends(req)
+                self.assertIn(word, said["save"]["reason"])
+                self.assertIn(word, said["resume"]["reason"])
+        self.assertEqual((self.calls_of("save"), self.calls_of("resume"), self.cache.locks), ([], [], []))
+
     def test_less_than_a_page_is_no_state(self) -> None:
         req = self.runs(prompt=[1, 2], output=2, pf={"save": "a/b:c"})
         self.assertIn("no whole page", self.ends(req)["save"]["reason"])
@@ -490,9 +506,10 @@ class Others(Case):
                     check(SimpleNamespace(**{**fits, option: value}), UnifiedRadixCache())
             with self.assertRaisesRegex(Exception, "its cache is a Cache"):
                 check(SimpleNamespace(**fits), self.cache)
-            UnifiedRadixCache.tree_components = (0, 1)
-            with self.assertRaisesRegex(Exception, "recurrent"):
-                check(SimpleNamespace(**fits), UnifiedRadixCache())
+            caches = (("tree_components", (0, 1), "recurrent"), ("disable", True, "--disable-radix-cache"), ("linker", 1, "HiCache"))
+            for field, value, word in caches:
+                with mock.patch.object(UnifiedRadixCache, field, value), self.assertRaisesRegex(Exception, word):
+                    check(SimpleNamespace(**fits), UnifiedRadixCache())
 
 
 class Hooks(Case):

@@ -62,6 +62,7 @@ class Plugin(unittest.TestCase):
             ("[]", "an object"),
             ('{"engin": "x"}', "no setting 'engin'"),
             ('{"keep": "x"}', "keep is a number"),
+            ('{"auto": {"repository": "agents/{user}"}}', "no setting 'auto'"),
         ):
             with self.subTest(text=text), self.assertRaisesRegex(SystemExit, f"PF_SGLANG.*{said}"):
                 self.load(text)
@@ -75,6 +76,16 @@ class Plugin(unittest.TestCase):
     def test_what_is_missing_in_sglang_is_named(self) -> None:
         with self.assertRaisesRegex(interface.Incompatible, r"this is SGLang 0.5.23, which lacks .*Scheduler.ingest_requests"):
             interface.check()
+
+    def test_a_version_that_was_not_tried_is_named_and_taken(self) -> None:
+        with mock.patch.object(interface, "_has", return_value=True), mock.patch.dict(sys.modules["sglang"].__dict__):
+            with self.assertNoLogs("pf_connector", "WARNING"):
+                interface.check()
+            for version in ("0.5.24", "0.6.0", "main"):
+                sys.modules["sglang"].__dict__["__version__"] = version
+                with self.assertLogs("pf_connector", "WARNING") as logs:
+                    interface.check()
+                self.assertIn(version, logs.output[0])
 
     def test_a_method_with_other_arguments_does_not_fit(self) -> None:
         fake = types.ModuleType("fake_of_sglang")
@@ -105,7 +116,8 @@ class MHATokenToKVPool:
     def __init__(self, *, hnd: bool = False, page: int = 4, layers: int = 3, **given: Any) -> None:
         self.kv_cache_layout, self.use_hnd = ("hnd" if hnd else "nhd"), hnd
         self.page_size, self.layer_num, self.head_num, self.head_dim = page, layers, 2, 8
-        self.store_dtype, self.device = getattr(torch, "bfloat16", None), "cpu"
+        self.dtype = self.store_dtype = getattr(torch, "bfloat16", None)
+        self.device = "cpu"
         self.memory_saver_adapter = SimpleNamespace(enabled=False)
         self.size = 5 * page
         self.k_buffer: list[Any] = []
@@ -116,6 +128,18 @@ class MHATokenToKVPool:
         rows = self.size + self.page_size
         shape = (rows // self.page_size, 2, self.page_size, 8) if self.use_hnd else (rows, 2, 8)
         return shape, shape
+
+
+class Quantised(unittest.TestCase):
+    def test_a_quantised_pool_is_left_to_sglang_and_refused(self) -> None:
+        pools = (MHATokenToKVPool(dtype="float8_e4m3fn", store_dtype="uint8"), MHATokenToKVPool(k_scale_buffer=[]))
+        for pool in pools:
+            left: list[Any] = []
+            with self.assertLogs("pf_connector", "WARNING"):
+                buffers.create(left.append, pool)
+            self.assertEqual(left, [pool])
+            with self.assertRaisesRegex(Unsupported, "quantised"):
+                buffers.describe(pool, "sglang-0")
 
 
 def apart(pool: Any) -> None:
@@ -137,7 +161,7 @@ class Buffers(unittest.TestCase):
                     pool.v_buffer[layer].random_(-100, 100)
                 shared, group = buffers.describe(pool, "sglang-0")
                 self.addCleanup(os.close, shared.descriptors[0])
-                self.assertEqual((group["block_tokens"], group["blocks"]), (page, 6))
+                self.assertEqual((group["block_tokens"], group["blocks"], group["dtype"]), (page, 6, "bf16"))
                 memory = os.pread(shared.descriptors[0], shared.memory["bytes"], 0)
                 (component,) = group["components"]
                 for number, part in enumerate(component["parts"]):

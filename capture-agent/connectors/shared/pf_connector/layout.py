@@ -35,6 +35,14 @@ def dtype_name(dtype: Any) -> str | None:
     return _DTYPES.get(str(dtype))
 
 
+def add_dtype(group: dict[str, Any], dtype: Any) -> None:
+    """Says of which type the elements of a paged group are, if the protocol has a name for it: the
+    agent then knows how to encode its pages."""
+    name = dtype_name(dtype)
+    if name is not None:
+        group["dtype"] = name
+
+
 def layer_number(name: str) -> int | None:
     """The layer that a module's name belongs to: 3 for `model.layers.3.self_attn`."""
     found = re.search(r"(?:^|\.)(\d+)(?:\.|$)", name)

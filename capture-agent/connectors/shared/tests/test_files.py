@@ -6,6 +6,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import logging
 import os
 import tempfile
 import threading
@@ -120,6 +121,51 @@ class Files(unittest.TestCase):
             thread.join(30)
         self.assertEqual((self.read, found), ([], [[sha256(b"one")]]))
         self.assertIn("waiting", logs.output[0])
+
+    def test_files_are_read_by_four_threads_of_low_priority(self) -> None:
+        paths = [self.file(str(number), b"%d" % number) for number in range(6)]
+        here = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+        together, readers = threading.Barrier(4), set[str]()
+        priorities = set[int]()
+
+        def hashed(path: Path, count: Callable[[int], None]) -> files._Read:
+            readers.add(threading.current_thread().name)
+            priorities.add(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+            try:
+                if int(path.name) > 1:
+                    # Of files of one size the last ones come first: none of these four ends before
+                    # all have begun.
+                    together.wait(10)
+            except threading.BrokenBarrierError as error:
+                raise OSError("fewer than four are read at once") from error
+            return files._Read(files.stamp(path), sha256(path.read_bytes()), True)
+
+        with mock.patch.object(files, "_hash", hashed):
+            found = files.digests(paths, "test")
+        self.assertEqual(found, [sha256(b"%d" % number) for number in range(6)])
+        self.assertEqual(len(readers), 4)
+        self.assertGreaterEqual(min(priorities), 10, "the engine has the processors first")
+        self.assertEqual(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()), here)
+
+    def test_the_log_says_how_far_it_is(self) -> None:
+        path, go = self.file("a", b"one"), threading.Event()
+        hash_file = files._hash
+
+        def slow(path: Path, count: Callable[[int], None]) -> files._Read:
+            go.wait(10)
+            return hash_file(path, count)
+
+        class Said(logging.Handler):
+            def emit(self, record: logging.LogRecord) -> None:
+                if " GB read" in record.getMessage():
+                    go.set()
+
+        for name, value in (("_hash", slow), ("_SAY", 0.01), ("_GB", 1.0)):
+            self.enterContext(mock.patch.object(files, name, value))
+        with self.assertLogs("pf_connector", "INFO") as logs:
+            files.log.addHandler(Said())
+            files.digests([path], "weights in /models/a")
+        self.assertIn("INFO:pf_connector:weights in /models/a: 0.0 of 3.0 GB read", logs.output)
 
     def test_a_missing_file_is_an_error(self) -> None:
         with self.assertRaises(FileNotFoundError):

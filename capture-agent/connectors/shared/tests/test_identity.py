@@ -77,8 +77,11 @@ class Configuration(unittest.TestCase):
 
     def test_the_digest_is_that_of_canonical_json(self) -> None:
         text = '{"model":{"a":[1,2],"ä":"inf"},"settings":{"0":{"theta":0.5},"b":{"a":1},"c":"FULL"}}'
-        found = identity.configuration({"ä": float("inf"), "a": {2, 1}}, {"c": Mode.FULL, "b": HasDict(), "0": Nested(0.5)})
+        with self.assertLogs("pf_connector", "DEBUG") as logs:
+            found = identity.configuration({"ä": float("inf"), "a": {2, 1}}, {"c": Mode.FULL, "b": HasDict(), "0": Nested(0.5)})
         self.assertEqual(found, "sha256:" + hashlib.sha256(text.encode()).hexdigest())
+        # So that two engines can be compared.
+        self.assertTrue(any(line.startswith("DEBUG") and line.endswith(text) for line in logs.output), logs.output)
 
     def test_a_value_without_a_form_is_refused_by_name(self) -> None:
         with self.assertRaisesRegex(Unidentified, r"model\.rope\[1\]\.scale is a builtins\.object"):

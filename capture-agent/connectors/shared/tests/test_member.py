@@ -13,9 +13,11 @@ from concurrent.futures import Future
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from fake_agent import Answer, FakeAgent
 from pf_connector.member import Later, Member, Verb
+from pf_connector.paths import socket_path
 from pf_connector.tokens import Packed
 from pf_connector.wire import MAX_MESSAGE, Failure, Full, Lost, WireError, encode, encode_match_keys, receive, send
 
@@ -98,6 +100,23 @@ class Framing(unittest.TestCase):
     def test_numbers_that_are_no_json_are_not_sent(self) -> None:
         with self.assertRaises(ValueError):
             encode({"x": float("nan")})
+
+
+class Place(unittest.TestCase):
+    def test_the_socket_is_the_one_given_or_that_of_the_environment_or_the_agents_default(self) -> None:
+        everything = {"PF_AGENT_ENGINE_SOCKET": "/e/s", "XDG_RUNTIME_DIR": "/r", "XDG_DATA_HOME": "/d", "HOME": "/h"}
+        for given, expected in (
+            ("/own", "/own"),
+            (None, "/e/s"),
+            # As the agent's `places_follow_the_environment`.
+            (None, "/r/pf/engines.sock"),
+            (None, "/d/pf/agent/engines.sock"),
+            (None, "/h/.local/share/pf/agent/engines.sock"),
+        ):
+            with mock.patch.dict(os.environ, everything, clear=True):
+                self.assertEqual(socket_path(given), expected)
+            if given is None:
+                everything.pop(next(iter(everything)))
 
 
 class Connection(unittest.TestCase):

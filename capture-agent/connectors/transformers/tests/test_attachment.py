@@ -181,6 +181,12 @@ class Attached(unittest.TestCase):
             change(other)
             found = deployment(other)
             self.assertEqual([key for key in same if found[key] != same[key]], [field])
+        # The order of sums.
+        self.addCleanup(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(torch.get_num_threads() + 1)
+        number += 1
+        found = deployment(MODEL)
+        self.assertEqual([key for key in same if found[key] != same[key]], ["threads"])
 
     def test_other_weights_than_expected_are_refused(self) -> None:
         weights = self.link.register["deployment"]["weights"]

@@ -3,12 +3,15 @@ fields stand for vLLM's."""
 
 from __future__ import annotations
 
+import importlib
 import sys
 import threading
 import time
+import types
 import unittest
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 from test_vllm import DEPLOYMENT, HYBRID, Pool, config, request
 
@@ -31,6 +34,21 @@ SEALED = [1, 2, 6, 7, 8]
 def wanting(id: str = "r", /, computed: int = 40, **wishes: Any) -> Any:
     """A running request with wishes."""
     return request(name=id, computed=computed, kv_transfer_params={"pf": wishes} if wishes else None)
+
+
+def connector(half: Scheduler) -> Any:
+    """What vLLM calls, with this half."""
+    base = types.ModuleType("vllm.distributed.kv_transfer.kv_connector.v1.base")
+    for name in ("KVConnectorBase_V1", "KVConnectorMetadata", "KVConnectorWorkerMetadata", "SupportsHMA"):
+        setattr(base, name, type(name, (), {}))
+    base.__dict__.update(KVConnectorRole=None, KVConnectorTransferResults=None)
+    parts = base.__name__.split(".")
+    found = {".".join(parts[:at]): types.ModuleType(".".join(parts[:at])) for at in range(2, len(parts))}
+    with mock.patch.dict(sys.modules, {**found, base.__name__: base}):
+        kind = importlib.import_module("pf_connector.vllm.connector").PfConnector
+    made = kind.__new__(kind)
+    made._half = half
+    return made
 
 
 class Case(unittest.TestCase):
@@ -160,6 +178,33 @@ class Running(Case):
         self.scheduler.holds.copied({copy.key: 1})
         self.until(lambda: answers)
         self.assertFalse(self.scheduler.holds.waiting)
+
+    def test_a_request_that_is_preempted_leaves_what_is_held_as_it_is(self) -> None:
+        one = request()
+        own = sorted({number for row in ROWS for number in row if number})
+        self.pool.touch([self.pool.blocks[number] for number in own])
+        self.scheduler.add(one)
+        copy, sequence = self.hold()
+        fresh = [target for _, _, target in copy.pairs]
+        # As vLLM preempts: its blocks are given back, and it begins anew.
+        self.pool.free_blocks([self.pool.blocks[number] for number in own])
+        one.status, one.num_computed_tokens = "PREEMPTED", 0
+        self.step()
+        self.assertEqual(self.pool.held(), sorted([*SEALED, *fresh]))
+        others = self.pool.get_new_blocks(self.pool.get_num_free_blocks())
+        self.assertFalse({block.block_id for block in others} & {*SEALED, *fresh}, "a held block was given to another request")
+        self.pool.free_blocks(others)
+        self.assertEqual((sequence["boundary"], sequence["tokens"]), (40, list(range(41))))
+        # Nothing of it is at rest until it runs again.
+        second = self.asks("hold", sequence="r", hold="h2")
+        self.until(lambda: self.scheduler.holds._wanted)
+        self.assertEqual((self.step(), second), ([], []))
+        one.status, one.num_computed_tokens = "RUNNING", 40
+        self.ack(self.copy())
+        self.assertEqual(self.until(lambda: second)[0]["ok"]["boundary"], 40)
+        self.assertTrue(self.release())
+        self.assertTrue(self.release("h2"))
+        self.until(lambda: (self.step(), not self.pool.held())[1])
 
     def test_a_hold_that_is_too_long_is_void_and_its_blocks_come_back(self) -> None:
         self.scheduler.add(request())
@@ -292,6 +337,28 @@ class Ended(Case):
         self.until(lambda: (self.step(), not self.pool.held())[1])
         self.assertEqual(self.link.call("hold", {"sequence": "r", "hold": "h2"})["error"]["code"], "timeout")
 
+    def test_vllm_frees_a_requests_blocks_at_once_and_none_is_used_before_it_is_copied(self) -> None:
+        one = wanting(save="team/agent:step-9")
+        own = [self.pool.blocks[number] for number in sorted({number for row in ROWS for number in row if number})]
+        self.pool.touch(own)
+        self.scheduler.add(one)
+        one.status = "FINISHED_STOPPED"
+        called = connector(self.scheduler)
+        self.assertEqual(called.request_finished(request(name="empty", computed=0), []), (False, None))
+        later, said = called.request_finished_all_groups(one, ([], [], []))
+        self.assertFalse(later, "vLLM would wait before it frees them")
+        self.assertIn("ticket", said["pf"]["save"])
+        self.pool.free_blocks(own)
+        kept = sorted([*SEALED, 3, 9])
+        self.assertEqual(self.pool.held(), kept)
+        self.ack(self.copy())
+        ticket = self.until(lambda: self.calls_of("save"))[0]["ticket"]
+        self.link.call("hold", {"sequence": "r", "hold": "h1", "save": ticket})
+        others = self.pool.get_new_blocks(self.pool.get_num_free_blocks())
+        self.assertFalse({block.block_id for block in others} & set(kept), "a block was used under the copy")
+        self.assertTrue(self.release())
+        self.until(lambda: (self.step(), self.pool.get_num_free_blocks() == len(kept))[1])
+
     def test_an_agent_that_comes_before_the_workers_waits(self) -> None:
         one = wanting(save="team/agent:step-9")
         self.scheduler.add(one)
@@ -407,7 +474,7 @@ class AutomaticSaves(Case):
     """Turns that have ended, in automatic mode."""
 
     auto: Any = {
-        "repository": "agents/{user}/{model}",
+        "repository": "agents/{user}/{model}/{engine}",
         "push": "never",
         "bytes_per_second": 1000,
         "open_saves": 2,
@@ -437,7 +504,7 @@ class AutomaticSaves(Case):
         self.settle()
         (asked,) = self.until(lambda: self.calls_of("save"))
         repository, tag = asked.pop("reference").split(":")
-        self.assertEqual(repository, "agents/alice/org-model-1-5b")
+        self.assertEqual(repository, "agents/alice/org-model-1-5b/e")
         self.assertRegex(tag, r"^auto-\d{13}-[0-9a-f]{6}-1$")
         ticket = asked.pop("ticket")
         self.assertEqual(ticket[-2:], "-1")
@@ -524,6 +591,12 @@ class AutomaticSaves(Case):
             self.assertTrue(self.scheduler.holds.make_room())
         self.assertTrue(self.release())
         self.assertEqual(self.link.call("hold", {"sequence": "idle", "hold": "h2"})["error"]["code"], "timeout")
+
+    def test_this_half_can_be_switched_off(self) -> None:
+        self.scheduler._auto = Auto.of({**self.auto, "save": False})
+        self.turn()
+        self.settle()
+        self.assertEqual((self.calls_of("save"), self.counts()), ([], {}))
 
     def test_short_turns_and_those_without_an_end_are_not_saved(self) -> None:
         self.turn(computed=39)

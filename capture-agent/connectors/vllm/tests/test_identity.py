@@ -3,6 +3,7 @@ anything is captured."""
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import tempfile
@@ -18,10 +19,11 @@ from fake_agent import FakeAgent
 from pf_connector import identity as shared
 from pf_connector.member import Member
 from pf_connector.once import once
-from pf_connector.vllm import interface, table
+from pf_connector.vllm import deployment, interface, table
 from pf_connector.vllm.adapters import UNIDENTIFIED, Adapters
 from pf_connector.vllm.deployment import Identity
 from pf_connector.vllm.model import model_config, model_weights
+from pf_connector.vllm.shares import Shares
 from pf_connector.wire import Failure
 
 
@@ -150,6 +152,31 @@ class Models(unittest.TestCase):
 
     def test_made_up_weights_are_no_weights(self) -> None:
         self.assertEqual(self.weights(str(self.folder), "dummy"), "dummy")
+
+
+class Names(unittest.TestCase):
+    """The name of an engine on its host. The fields are those of the processes of vLLM 0.32."""
+
+    def name(self, given: dict[str, Any], size: int = 1, rank: int = 0, index: int | None = 0, engine_id: str = "6f0e") -> str:
+        parallel = SimpleNamespace(world_size=1, data_parallel_size=size, data_parallel_rank=rank, data_parallel_rank_local=0)
+        if index is not None:
+            parallel.data_parallel_index = index
+        transfer = SimpleNamespace(kv_connector_extra_config=given, engine_id=engine_id)
+        config = SimpleNamespace(kv_transfer_config=transfer, parallel_config=parallel)
+        with mock.patch.object(deployment, "deployment", return_value={}), mock.patch.object(Shares, "of"):
+            return deployment.identity(config).engine
+
+    def test_an_engine_alone_has_the_name_that_was_given(self) -> None:
+        self.assertEqual([self.name(given) for given in ({}, {"engine": None}, {"engine": "vllm-0"})], ["vllm", "vllm", "vllm-0"])
+
+    def test_replicas_of_data_parallelism_have_their_number_in_the_name(self) -> None:
+        for number in (0, 1):
+            experts: dict[str, Any] = {"size": 2, "rank": number, "index": number, "engine_id": f"6f0e_dp{number}"}
+            # vLLM tells a replica of a dense model that it is alone.
+            dense = experts | {"size": 1, "rank": 0}
+            for replica in (experts, dense, experts | {"index": None}):
+                self.assertEqual(self.name({}, **replica), f"vllm-dp{number}", replica)
+                self.assertEqual(self.name({"engine": "e"}, **replica), f"e-dp{number}", replica)
 
 
 class Registering(unittest.TestCase):
@@ -315,6 +342,10 @@ class Interface(unittest.TestCase):
             interface.check()
         for word in ("0.20.0", "0.32 to 0.33", "SupportsHMA", "KVConnectorBase_V1.get_transfer_results"):
             self.assertIn(word, str(caught.exception))
+
+    def test_vllm_gets_no_connector_where_something_is_missing(self) -> None:
+        with mock.patch.object(interface, "check", side_effect=ImportError("lacks x")), self.assertRaisesRegex(ImportError, "lacks x"):
+            _ = importlib.import_module("pf_connector.vllm").PfConnector
 
     def test_a_module_that_is_missing_is_named(self) -> None:
         with mock.patch.dict(sys.modules, {interface._BASE: None}), self.assertRaisesRegex(ImportError, interface._BASE):

@@ -7,12 +7,16 @@ import importlib
 import json
 import re
 import unittest
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from pf_connector import settings
+from pf_connector import settings, tally
+from pf_connector.asking import Limits
+from pf_connector.holding import HoldLimits
 from pf_connector.settings import NUMBERS, TEXTS
 from pf_connector.vllm.automatic import OBJECTS, Auto
+from pf_connector.wishes import Wishes
 
 PLACE = "kv_connector_extra_config"
 
@@ -94,10 +98,64 @@ class Documentation(unittest.TestCase):
                 self.assertEqual(given, {"kv_role": "kv_both", "kv_load_failure_policy": "recompute"})
                 self.assertEqual(check(own), own)
 
-    def test_the_table_of_settings_is_complete(self) -> None:
+    def rows(self, head: str) -> dict[str, str]:
+        """A table of docs/connectors.md: what it says of each name."""
         text = (REPOSITORY / "docs/connectors.md").read_text()
-        table = text.split("| setting | is |")[1].split("\n\n")[0]
-        self.assertEqual(sorted(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)), sorted((*TEXTS, *NUMBERS, *OBJECTS)))
+        found: dict[str, str] = {}
+        for row in text.split(head)[1].split("\n\n")[0].splitlines():
+            cells = row.strip("| ").split(" | ", 1)
+            found |= dict.fromkeys(re.findall(r"`([\w-]+)`", cells[0]), cells[-1])
+        return found
+
+    def defaults(self, head: str) -> dict[str, float]:
+        """The defaults that it shows: the first number in brackets."""
+        found = {name: re.search(r"\(([\d.]+)\)", said) for name, said in self.rows(head).items()}
+        return {name: float(number[1]) for name, number in found.items() if number is not None}
+
+    def test_the_table_of_settings_is_complete_and_shows_the_defaults(self) -> None:
+        self.assertEqual(sorted(self.rows("| setting | is |")), sorted((*TEXTS, *NUMBERS, *OBJECTS)))
+        waits, holds = Limits.of({}), HoldLimits.of({})
+        expected = {
+            **{"answer_limit": waits.answer, "later_limit": waits.later, "fill_limit": waits.fill},
+            **{"hold_limit": holds.hold, "keep": holds.keep, "keep_share": holds.share},
+        }
+        self.assertEqual(self.defaults("| setting | is |"), expected)
+
+    def test_the_table_of_automatic_mode_is_complete_and_shows_the_defaults(self) -> None:
+        auto = Auto("agents/{user}")
+        self.assertEqual(sorted(self.rows("| of `auto` | is |")), sorted(field.name for field in fields(Auto)))
+        numbers = ("saves_per_minute", "open_saves", "match_limit", "least")
+        self.assertEqual(self.defaults("| of `auto` | is |"), {name: getattr(auto, name) for name in numbers})
+        self.assertIsNone(auto.bytes_per_second, "no limit if left out")
+
+    def test_the_table_of_a_requests_wishes_is_complete(self) -> None:
+        self.assertEqual(sorted(self.rows("| field | is |")), sorted(field.name for field in fields(Wishes) if field.name != "wrong"))
+
+    def test_all_that_is_counted_is_named_and_the_agent_knows_it(self) -> None:
+        counted = {value for name, value in vars(tally).items() if name.isupper() and isinstance(value, str)}
+        automatic = {what for what in counted if what.startswith(("hit-", "save-", "miss"))}
+        self.assertEqual(set(self.rows("| count | is |")), automatic)
+        text = (REPOSITORY / "docs/connectors.md").read_text()
+        listed = text.split("`pf engines` lists what lies ready")[1].split("The log of the engine")[0]
+        self.assertEqual(
+            set(re.findall("`([a-z-]+)`", listed)), counted - automatic - {tally.TAKEN, tally.TAKEN_ON_KEPT, tally.LOGITS_EQUAL}
+        )
+        variants = (REPOSITORY / "schema/src/engine/outcome.rs").read_text().split("pub enum Taking {")[1].split("\n}")[0]
+        known = {re.sub("(?<!^)([A-Z])", r"-\1", name).lower() for name in re.findall(r"^    (\w+),", variants, re.MULTILINE)}
+        self.assertEqual(known, counted)
+
+    def test_what_the_page_tells_authors_to_use_is_there(self) -> None:
+        section = (REPOSITORY / "docs/connectors.md").read_text().split("\n## Write another\n")[1]
+        named = re.findall(r"`pf_connector\.([\w.]+)`", section)
+        self.assertGreater(len(named), 5)
+        for name in named:
+            module, _, rest = name.partition(".")
+            found: Any = importlib.import_module(f"pf_connector.{module}")
+            for part in rest.split(".") if rest else ():
+                found = getattr(found, part)
+        for module in ("wishes", "asking", "saving"):
+            self.assertIn(f"`{module}`", section)
+            importlib.import_module(f"pf_connector.{module}")
 
 
 if __name__ == "__main__":

@@ -194,6 +194,51 @@ class Layouts(unittest.TestCase):
             described["uncut"] = str(reason)
         return described
 
+    def test_another_encoding_has_another_name(self) -> None:
+        def name(backend: str = "CPU", layout: str = "LBHNC", tag: str = "vllm-0", heads: int = 2, **given: Any) -> str:
+            pages = Pages.__new__(Pages)
+            pages._config, pages._tag, pages._shares = SimpleNamespace(kv_cache_layout=layout), tag, Shares(1, heads)
+            return pages._opaque(backend, attention(heads, **{"head_size": 8, "dtype": "torch.bfloat16", **given}))
+
+        names = [
+            name(),
+            name("FLASH"),
+            name(layout="BLHNC"),
+            name(tag="vllm-1"),
+            name(heads=4),
+            name(head_size=16),
+            name(dtype="torch.float16"),
+            name(kv_quant_mode=SimpleNamespace(name="FP8")),
+        ]
+        self.assertEqual(len(set(names)), len(names), names)
+        self.assertTrue(all(one.startswith("opaque/vllm-") for one in names))
+
+    def test_states_lie_one_after_another_in_a_page_as_the_layers_views_say(self) -> None:
+        dtype = type("dtype", (), {"itemsize": 2, "__str__": lambda self: "torch.bfloat16"})()
+        spec = mamba("MAMBA2", (4, 3), (2, 2, 2), dtypes=[dtype, dtype])
+
+        def view(at: int, shape: tuple[int, ...], *strides: int) -> Any:
+            # The first dimension is that of the blocks, 100 elements apart.
+            return SimpleNamespace(shape=(9, *shape), data_ptr=lambda: 5000 + at, stride=lambda *d: 100 if d else (100, *strides))
+
+        # The window is stored token by token, 12 elements; the state follows at byte 24.
+        conv, ssm = view(64, (4, 3), 1, 4), view(64 + 24, (2, 2, 2), 4, 2, 1)
+        for views, affine in (
+            ((conv, ssm), True),
+            ((conv, view(90, (2, 2, 2), 4, 2, 1)), False),
+            ((conv, view(88, (2, 2, 2), 9, 2, 1)), False),
+        ):
+            pages = Pages.__new__(Pages)
+            pages._tag, pages._layers = "vllm-0", {"model.layers.3.mixer": SimpleNamespace(kv_cache=views)}
+            shared = SimpleNamespace(memory={"name": "kv-0"}, base=5000)
+            with mock.patch.object(pages, "_place", return_value=(shared, 64, 200)):
+                window, state = pages._states("model.layers.3.mixer", spec)
+            self.assertEqual((window["kind"], window["layer"], window["shape"], window["layout"]["strides"]), ("conv", 3, [4, 3], [1, 4]))
+            self.assertEqual(window["part"], {"memory": "kv-0", "offset": 64, "block_stride": 200, "bytes": 24})
+            self.assertEqual((state["kind"], state["part"]["offset"], state["part"]["bytes"]), ("ssm", 88, 16))
+            # A view that lies elsewhere or reaches further: the bytes are the engine's own.
+            self.assertEqual(state["layout"].get("strides"), [4, 2, 1] if affine else None)
+
     def test_an_encoding_has_one_name_on_any_number_of_ranks(self) -> None:
         one, two = (self.pages(Shares(tp, 4), attention(4 // tp, head_size=8)) for tp in (1, 2))
         self.assertEqual(one["layout"], two["layout"])

@@ -6,10 +6,13 @@ Needs no vLLM: objects with the same fields stand for vLLM's.
 from __future__ import annotations
 
 import functools
+import os
 import sys
+import tempfile
 import time
 import types
 import unittest
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -30,6 +33,7 @@ def _stand_in() -> None:
 
 _stand_in()
 
+from pf_connector import identity  # noqa: E402
 from pf_connector.asking import Limits  # noqa: E402
 from pf_connector.layout import Unsupported  # noqa: E402
 from pf_connector.member import Member  # noqa: E402
@@ -38,7 +42,7 @@ from pf_connector.vllm import table  # noqa: E402
 from pf_connector.vllm.automatic import Auto  # noqa: E402
 from pf_connector.vllm.deployment import Identity  # noqa: E402
 from pf_connector.vllm.filling import Load  # noqa: E402
-from pf_connector.vllm.layout import columns, groups  # noqa: E402
+from pf_connector.vllm.layout import Pages, columns, groups  # noqa: E402
 from pf_connector.vllm.scheduler import Scheduler  # noqa: E402
 from pf_connector.vllm.worker import Worker  # noqa: E402
 
@@ -96,9 +100,30 @@ class Tables(unittest.TestCase):
             columns(groups(HYBRID), ([0, 1], [1, 2], [1]), 40)
 
     def test_unknown_kinds_of_caches_are_refused(self) -> None:
+        # vLLM's name for a ring buffer is that of everything without one.
         for kind in ("cross_attention", "chunked_local_attention", "unknown"):
             with self.assertRaises(Unsupported):
                 groups(config((kind, 16)))
+        on_host = config(("full_attention", 16))
+        on_host.kv_cache_groups[0].host_resident = True
+        with self.assertRaises(Unsupported):
+            groups(on_host)
+
+    def test_a_page_that_is_spread_over_memory_is_refused(self) -> None:
+        def page(shape: tuple[int, ...], strides: tuple[int, ...]) -> dict[str, Any]:
+            cache = SimpleNamespace(shape=shape, element_size=lambda: 2)
+            cache.stride = lambda *at: strides[at[0]] if at else strides
+            pages = Pages.__new__(Pages)
+            pages._config, pages._caches = SimpleNamespace(num_blocks=shape[0]), {"l": cache}
+            memory = SimpleNamespace(memory={"name": "kv-0"})
+            with mock.patch.object(pages, "_place", return_value=(memory, 0, 4096)):
+                return pages._page("l", SimpleNamespace(page_size_bytes=256))
+
+        # Four blocks of 2 × 8 × 8 elements, a page of 256 bytes: one after another; then K apart
+        # from V.
+        self.assertEqual(page((4, 2, 8, 8), (2048, 64, 8, 1))["block_stride"], 4096)
+        with self.assertRaisesRegex(Unsupported, "a page of 256 bytes is spread over 1152"):
+            page((4, 2, 8, 8), (64, 512, 8, 1))
 
     def test_an_engine_that_cannot_be_captured_serves_on(self) -> None:
         with self.assertLogs("pf_connector", "ERROR"):
@@ -106,6 +131,14 @@ class Tables(unittest.TestCase):
         scheduler.bind(None)
         self.assertEqual(scheduler.matched(request(computed=0), 0), 0)
         scheduler.close()
+        # Nor does a worker of it register: the agent shows the engine as incomplete.
+        worker = Worker(Identity("e", "/nowhere", 1, DEPLOYMENT), 0)
+        caches = config(("cross_attention", 16))
+        caches.kv_cache_tensors = []
+        with self.assertLogs("pf_connector", "ERROR") as logs:
+            worker.register(caches, {}, {})
+        self.assertIn("cannot be captured: cache group 0 (cross_attention)", logs.output[0])
+        self.assertIsNone(worker._member)
 
     def test_greedy_is_all_recorded(self) -> None:
         self.assertEqual(table.unrecorded(request()), [])
@@ -378,6 +411,27 @@ class Asking(Case):
         self.assertEqual(self.scheduler.tally.counts, {"waited-too-long": 1})
         self.assertEqual(self.calls_of("match-keys"), [])
 
+    def test_a_request_is_looked_for_under_the_digest_of_its_adapter(self) -> None:
+        folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
+        self.enterContext(mock.patch.dict(os.environ, {"XDG_CACHE_HOME": str(folder / "cache")}))
+
+        def lora(number: int, place: str, name: str, data: bytes) -> Any:
+            (folder / place).mkdir()
+            (folder / place / "adapter_config.json").write_bytes(b"{}")
+            (folder / place / "adapter_model.safetensors").write_bytes(data)
+            return SimpleNamespace(lora_name=name, lora_int_id=number, lora_path=str(folder / place))
+
+        # One name and other weights, a copy under another name, and none.
+        loras = [lora(1, "a", "sql", b"1"), lora(2, "b", "sql", b"2"), lora(3, "c", "other", b"1"), None]
+        self.answers["match-keys"] = {"match": "none", "reason": "-"}
+        for number, one in enumerate(loras):
+            self.assertEqual(self.settled(request(computed=0, name=str(number), lora_request=one)), 0)
+        asked = self.calls_of("match-keys")
+        digests = [identity.adapter(folder / place) for place in "abc"]
+        self.assertEqual([args.get("adapter") for args in asked], [*digests, None])
+        chain = [Chain(root(bytes(32), "", adapter), list(range(41))) for adapter in (*digests, None)]
+        self.assertEqual([args["keys"][32] for args in asked], [one.key(32).hex() for one in chain], "it is part of the keys")
+
     def test_what_tokens_do_not_say_is_not_asked_for(self) -> None:
         for given in ({"prompt_embeds": object()}, {"sampling_params": None}, {"skip_reading_prefix_cache": True}):
             self.assertEqual(self.scheduler.matched(request(computed=0, **given), 0), 0)
@@ -575,6 +629,11 @@ class AutomaticMatches(Case):
             self.scheduler.add(one)
             self.assertEqual(self.settled(one), 0)
         self.assertEqual(self.calls, [])
+
+    def test_this_half_can_be_switched_off(self) -> None:
+        self.scheduler._auto = Auto.of({**self.auto, "match": False})
+        self.assertEqual(self.settled(self.one()), 0)
+        self.assertEqual((self.calls, self.scheduler.tally.counts), ([], {}))
 
     def test_a_snapshot_that_the_request_names_is_the_only_one(self) -> None:
         self.answers["resume"] = {"match": "none", "reason": "-"}

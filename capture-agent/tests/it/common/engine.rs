@@ -13,6 +13,7 @@ use pfr_schema::engine::{
 };
 use pfr_schema::tree::GroupKind;
 use pfr_schema::{Algorithm, Digest, ErrorCode};
+use pfr_testkit::snapshot::numbers;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -313,7 +314,14 @@ impl Core {
                 for token in column * tokens..(column + 1) * tokens {
                     if token < sequence.boundary {
                         let computed = prefix(&sequence.tokens[..=token as usize]);
-                        fill(&mut bytes, group.token_bytes, &format!("{} {rank} {component} {layer} {computed}", group.name));
+                        let of = format!("{} {rank} {component} {layer} {computed}", group.name);
+                        match group.elements {
+                            None => fill(&mut bytes, group.token_bytes, &of),
+                            Some(_) => {
+                                let number = u64::from_le_bytes(*Digest::sha256(of.as_bytes()).as_bytes().first_chunk().unwrap());
+                                bytes.extend(numbers(number, group.token_bytes as usize));
+                            }
+                        }
                     } else if group.flat {
                         fill(&mut bytes, group.token_bytes, &format!("garbage {}", self.spec.placement));
                     } else {

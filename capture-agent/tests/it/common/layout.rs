@@ -54,6 +54,8 @@ pub struct Group {
     pub splits: Vec<Split>,
     /// Why nothing can be cut.
     pub uncut: Option<&'static str>,
+    /// Type of the elements, if the engine says it. Pages then hold numbers of `bf16`.
+    pub elements: Option<checkpoint::Dtype>,
 }
 
 /// Heads over all ranks. With more ranks than heads, neighbours have the same head.
@@ -143,6 +145,7 @@ impl Group {
             heads: None,
             splits: Vec::new(),
             uncut: None,
+            elements: None,
         }
     }
 
@@ -271,6 +274,7 @@ fn layout(group: &Group, rank: (u32, u32), part: &mut impl FnMut(u32, u64) -> Pa
         uncut: group.uncut.map(Into::into),
         layout: if group.flat { flat::LAYOUT.into() } else { "opaque/synthetic/reference/v1".into() },
         geometry: group.geometry(rank.0, rank.1),
+        dtype: group.elements.filter(|_| !group.flat),
         components: group.components.iter().map(|name| component(name, part)).collect(),
         states: states(group, rank, part),
     }

@@ -47,6 +47,11 @@ pub struct Server {
 pub struct Inner {
     pub folder: PathBuf,
     pub model: PathBuf,
+    pub build: String,
+    /// Tokens of a slot.
+    pub context: u64,
+    /// Adapters, each with its scale.
+    pub adapters: Vec<(PathBuf, f64)>,
     pub slots: Vec<Vec<u8>>,
     pub busy: Option<u32>,
     pub fault: Fault,
@@ -65,6 +70,9 @@ impl Server {
         let inner = Inner {
             folder: folder.into(),
             model: model.into(),
+            build: "b11434-test".into(),
+            context: 4096,
+            adapters: Vec::new(),
             slots: vec![empty; slots],
             busy: None,
             fault: Fault::None,
@@ -77,7 +85,7 @@ impl Server {
         let url = format!("http://{}", listener.local_addr().unwrap());
         let app = Router::new()
             .route("/props", get(props))
-            .route("/lora-adapters", get(async || Json(json!([]))))
+            .route("/lora-adapters", get(adapters))
             .route("/slots", get(slots_of))
             .route("/slots/{id}", post(act))
             .route("/completion", post(complete))
@@ -122,14 +130,22 @@ fn form(bytes: &[u8]) -> String {
     parse(&mut Bytes(bytes), &Limits::default()).unwrap().form()
 }
 
+/// Some, if the file is one that the agent does not know.
 fn tokens(bytes: &[u8]) -> usize {
-    parse(&mut Bytes(bytes), &Limits::default()).unwrap().tokens.len()
+    parse(&mut Bytes(bytes), &Limits::default()).map_or(1, |state| state.tokens.len())
 }
 
 async fn props(State(state): State<Arc<Mutex<Inner>>>) -> Json<Value> {
     let inner = state.lock();
-    let (model, slots) = (inner.model.clone(), inner.slots.len());
-    Json(json!({"model_path": model, "build_info": "b11434-test", "total_slots": slots, "default_generation_settings": {"n_ctx": 4096}}))
+    let Inner { model, build, context, slots, .. } = &*inner;
+    let settings = json!({"n_ctx": context});
+    Json(json!({"model_path": model, "build_info": build, "total_slots": slots.len(), "default_generation_settings": settings}))
+}
+
+async fn adapters(State(state): State<Arc<Mutex<Inner>>>) -> Json<Value> {
+    let inner = state.lock();
+    let adapter = |(id, (path, scale)): (usize, &(PathBuf, f64))| json!({"id": id, "path": path, "scale": scale});
+    Json(inner.adapters.iter().enumerate().map(adapter).collect())
 }
 
 async fn slots_of(State(state): State<Arc<Mutex<Inner>>>) -> Json<Value> {
@@ -209,7 +225,10 @@ async fn save(state: &Arc<Mutex<Inner>>, id: usize, path: &std::path::Path, faul
         }
         Fault::None | Fault::Used => std::fs::write(path, &bytes),
     };
-    written.unwrap();
+    if written.is_err() {
+        // As on a full disk.
+        return error(StatusCode::INTERNAL_SERVER_ERROR, "Unable to save slot");
+    }
     (StatusCode::OK, Json(json!({"id_slot": id, "n_saved": tokens(&bytes), "n_written": bytes.len()})))
 }
 

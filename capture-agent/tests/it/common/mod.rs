@@ -35,6 +35,16 @@ pub fn config(dir: &std::path::Path) -> Config {
     Config { ring_bytes: 8 << 20, engine_timeout: Duration::from_secs(10), ..Config::new(dir) }
 }
 
+/// A registry in this process, over a folder; its URL.
+pub async fn registry(dir: &std::path::Path) -> String {
+    let listen = ([127, 0, 0, 1], 0).into();
+    let config = pfr_registry::Config { data: dir.to_owned(), listen, ..pfr_registry::Config::default() };
+    let server = pfr_registry::Server::bind(config).await.unwrap();
+    let url = format!("http://{}", server.local_addr());
+    tokio::spawn(server.run(std::future::pending()));
+    url
+}
+
 /// Waits until something holds.
 pub async fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let waited = async {

@@ -4,6 +4,7 @@ use super::Passed;
 use super::reference::{Expected, Relative};
 use clap::Subcommand;
 use pfr_schema::Reference;
+use pfr_schema::codec::Compression;
 use std::path::PathBuf;
 
 /// Formats that can be imported.
@@ -39,6 +40,17 @@ pub struct Push {
     /// Snapshot that this one continues; twice for a merge; `:TAG` means the target's repository
     #[arg(long, value_name = "REF")]
     pub parent: Vec<Relative>,
+    #[command(flatten)]
+    pub encode: Encode,
+}
+
+/// The setting of commands that read snapshot directories.
+#[derive(Debug, clap::Args)]
+pub struct Encode {
+    /// How pages and tensors of directories are encoded: `hot`, fast; `cold`, smaller; `off`
+    /// [default: hot, or off where the processor has no vector instructions for it]
+    #[arg(long, value_name = "HOW", env = "PF_COMPRESSION", hide_env_values = true)]
+    pub compression: Option<Compression>,
 }
 
 pub const PULL_EXAMPLES: &str = "\

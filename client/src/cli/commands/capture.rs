@@ -102,14 +102,18 @@ pub fn describe_snapshot(report: &SnapshotReport) -> Vec<String> {
         PushState::Waiting | PushState::Running => "the push runs in the background".to_owned(),
         PushState::Failed => "the push was refused".to_owned(),
     });
+    let mut new = format!("{} new", bytes(report.bytes_new));
+    // An agent of an older version does not say how many bytes it stored.
+    if (1..report.bytes_new - report.bytes_new / 100).contains(&report.bytes_stored) {
+        new += &format!(", {} stored", bytes(report.bytes_stored));
+    }
     let mut lines = vec![
         format!("{} of {} at token {}, {exact}", report.reference, one_line(&report.sequence), number(report.boundary)),
         format!(
-            "{}, {} resident: {} copied from the engine, {} new",
+            "{}, {} resident: {} copied from the engine, {new}",
             count(report.pages, "page"),
             bytes(report.bytes_resident),
-            bytes(report.bytes_moved),
-            bytes(report.bytes_new)
+            bytes(report.bytes_moved)
         ),
         match report.pause_seconds {
             0.0 => format!("the engine was not paused, {} in all", seconds(report.total_seconds)),

@@ -1,6 +1,6 @@
 //! `pf pull`: a snapshot from a registry, into the local store or a directory.
 
-use super::push::deduplicated;
+use super::push::{deduplicated, stored};
 use crate::cli::args::Pull;
 use crate::cli::context::Context;
 use crate::cli::failure::Failure;
@@ -51,7 +51,7 @@ pub fn brief(report: &PullReport) -> String {
         count(report.pages, "page"),
         bytes(report.bytes_raw),
         count(report.blobs_received, "blob"),
-        bytes(report.bytes_received),
+        stored(report.bytes_received_raw, report.bytes_received),
         deduplicated(report.bytes_deduplicated, report.bytes_raw, "already here")
     )
 }

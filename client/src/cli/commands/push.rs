@@ -19,7 +19,8 @@ pub async fn run(context: &mut Context, args: Push) -> Result<(), Failure> {
     let origin = origin(context, &args.source).await?;
     let repository = args.target.repository.clone();
     let if_tag_is = Expected::state(args.if_tag_is, &Site::Registry(remote.clone()), &repository).await?;
-    let target = PushTarget { repository, tag: Some(tag), if_tag_is, parents };
+    let compression = context.compression(args.encode.compression);
+    let target = PushTarget { repository, tag: Some(tag), if_tag_is, parents, compression };
     let progress = Progress::default();
     let work = pfr_client::push(&origin.source, &remote, target, &progress);
     let report = watch(context.quiet, || Standing::of(&progress), work).await?;
@@ -116,14 +117,23 @@ pub fn deduplicated(saved: u64, of: u64, what: &str) -> String {
     if saved.saturating_mul(1000) < of { String::new() } else { format!(", {} {what}", bytes(saved)) }
 }
 
+/// Bytes of frames, and the raw bytes that they stand for if these are many more.
+pub fn stored(raw: u64, stored: u64) -> String {
+    if stored >= raw - raw / 100 { bytes(stored) } else { format!("{} raw, {} stored", bytes(raw), bytes(stored)) }
+}
+
 /// One line about a push, without its time.
 pub fn brief(report: &PushReport) -> String {
+    let left_raw = match report.bytes_left_raw {
+        0 => String::new(),
+        left_raw => format!(", {} left raw for speed", bytes(left_raw)),
+    };
     format!(
-        "{}, {}: sent {} ({}){}",
+        "{}, {}: sent {} ({}){left_raw}{}",
         count(report.pages, "page"),
         bytes(report.bytes_raw),
         count(report.blobs_sent, "blob"),
-        bytes(report.bytes_sent),
+        stored(report.bytes_sent_raw, report.bytes_sent),
         deduplicated(report.bytes_deduplicated, report.bytes_raw, "deduplicated")
     )
 }
@@ -141,6 +151,14 @@ mod tests {
         assert!(matches!(place("team/agent:a", false), Place::Store(_)));
         assert_eq!(classify("http://r/team/agent", false).unwrap_err().exit(), 1);
         assert_eq!(classify("No Such", false).unwrap_err().exit(), 1);
+    }
+
+    #[test]
+    fn raw_bytes_are_named_where_encoding_made_a_difference() {
+        assert_eq!(stored(1_500_000, 1_500_600), "1.43 MiB");
+        assert_eq!(stored(1_500_000, 1_490_000), "1.42 MiB");
+        assert_eq!(stored(3 << 20, 2 << 20), "3.00 MiB raw, 2.00 MiB stored");
+        assert_eq!(stored(0, 0), "0 B");
     }
 
     #[test]

@@ -89,8 +89,13 @@ fn describe(verified: &Verified, time: Duration) -> String {
         (n, 0) => format!(", {} recomputed", count(n, "value")),
         (n, attested) => format!(", {} recomputed and {attested} attested", count(n, "value")),
     };
-    let (blobs, bytes) = (count(verified.blobs, "blob"), bytes(verified.bytes));
-    format!("{blobs}, {bytes} read and hashed{values} in {}", duration(time))
+    let (blobs, read) = (count(verified.blobs, "blob"), bytes(verified.bytes));
+    // A registry of an older version does not say how many bytes are stored.
+    let stored = match verified.stored_bytes {
+        stored if stored > 0 && stored < verified.bytes - verified.bytes / 100 => format!(" ({} stored)", bytes(stored)),
+        _ => String::new(),
+    };
+    format!("{blobs}, {read}{stored} read and hashed{values} in {}", duration(time))
 }
 
 /// Every tagged snapshot, with its repository and one of its tags.

@@ -1,42 +1,11 @@
 //! Text for people and terminals; numbers and times come from the library.
 
-pub use pfr_client::human::{bytes, count, duration, number, utc};
+pub use pfr_client::human::{age, bytes, count, duration, number, until, utc};
 pub use pfr_client::text::natural;
 
 /// `2.61×`; ratios without a meaning are a dash.
 pub fn ratio(value: f64) -> String {
     if value.is_finite() && value > 0.0 { format!("{value:.2}×") } else { "–".into() }
-}
-
-/// The time from `then_ms` to `now_ms`, both in milliseconds since 1970; after a month, the day.
-pub fn age(then_ms: u64, now_ms: u64) -> String {
-    let seconds = now_ms.saturating_sub(then_ms) / 1000;
-    match seconds {
-        0..=1 => "just now".into(),
-        2..=119 => format!("{seconds} s ago"),
-        120..=7199 => format!("{} min ago", seconds / 60),
-        7200..=172_799 => format!("{} h ago", seconds / 3600),
-        172_800..=2_591_999 => format!("{} days ago", seconds / 86_400),
-        _ => utc(then_ms)[..10].to_owned(),
-    }
-}
-
-/// `15:04 UTC, in 59 min`: when something ends, both in milliseconds since 1970. If that is on
-/// another day, with the date.
-pub fn until(then_ms: u64, now_ms: u64) -> String {
-    let left = then_ms.saturating_sub(now_ms).div_ceil(1000);
-    let span = match left {
-        0 => return "now".into(),
-        1..=119 => format!("{left} s"),
-        120..=7200 => format!("{} min", left.div_ceil(60)),
-        7201..=172_800 => format!("{} h", (left + 1800) / 3600),
-        _ => format!("{} days", (left + 43_200) / 86_400),
-    };
-    // `2026-11-21 05:29:06 UTC`
-    let (then, now) = (utc(then_ms), utc(now_ms));
-    let from = if then[..10] == now[..10] { 11 } else { 0 };
-    let to = if left < 120 { 19 } else { 16 };
-    format!("{} UTC, in {span}", &then[from..to])
 }
 
 /// Milliseconds since 1970.

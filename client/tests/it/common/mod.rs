@@ -7,6 +7,7 @@ pub mod sample;
 
 use pfr_client::{Destination, Error, Progress, PullReport, PushReport, PushTarget, Remote, RemoteOptions, Source, pull, push};
 use pfr_registry::{Config, Server};
+use pfr_schema::codec::Compression;
 use pfr_schema::{Digest, RepositoryName, Selector, Tag};
 use pfr_store::{Options, Store};
 use std::path::{Path, PathBuf};
@@ -41,7 +42,7 @@ impl Registry {
     }
 
     fn run(server: Server, dir: TempDir) -> Self {
-        let (url, store) = (format!("http://{}", server.local_addr()), server.store().clone());
+        let (url, store) = (server.url(), server.store().clone());
         tokio::spawn(server.run(std::future::pending()));
         Self { url, store, dir }
     }
@@ -78,7 +79,8 @@ pub fn selector(text: &str) -> Selector {
 }
 
 pub fn target(name: &str) -> PushTarget {
-    PushTarget { repository: repository(), tag: Some(tag(name)), if_tag_is: None, parents: Vec::new() }
+    let compression = Compression::default();
+    PushTarget { repository: repository(), tag: Some(tag(name)), if_tag_is: None, parents: Vec::new(), compression }
 }
 
 pub async fn push_dir(remote: &Remote, path: &Path, name: &str) -> Result<PushReport, Error> {

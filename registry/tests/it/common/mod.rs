@@ -5,10 +5,11 @@
 pub mod snapshot;
 pub mod trouble;
 
-use pfr_registry::{Config, Server};
+use pfr_registry::{Config, Reloader, Server};
 use pfr_schema::api::{self, Problem};
 use pfr_schema::{AccessToken, Digest, ErrorCode, Kind, media_type};
 use pfr_store::{AccessTokens, Domains, NewAccessToken, Store};
+use pfr_testkit::tls::Authority;
 use reqwest::{Client, Method, RequestBuilder, Response, StatusCode};
 use serde_json::{Value, json};
 use snapshot::Snapshot;
@@ -27,6 +28,10 @@ pub const REPO: &str = "team%2Fagent";
 /// A registry that serves until it is dropped or stopped.
 pub struct Registry {
     pub address: SocketAddr,
+    /// Without a slash at the end.
+    pub base: String,
+    /// Has its certificate and its token issuers read again.
+    pub reloader: Option<Reloader>,
     pub client: Client,
     pub store: Store,
     pub dir: TempDir,
@@ -96,14 +101,14 @@ impl Registry {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let (stop, stopped) = oneshot::channel::<()>();
         let (address, store) = (server.local_addr(), server.store().clone());
+        let (base, reloader) = (server.url(), server.reloader());
         let serving = tokio::spawn(async move {
             let stopped = async {
                 let _ = stopped.await;
             };
             server.run(stopped).await.expect("the registry stops in order");
         });
-        let client = Client::builder().no_proxy().timeout(Duration::from_secs(60)).build().expect("a client");
-        Self { address, client, store, dir, stop: Some(stop), serving }
+        Self { address, base, reloader, client: client(&[]), store, dir, stop: Some(stop), serving }
     }
 
     /// Asks it to stop, as a signal does.
@@ -132,7 +137,7 @@ impl Registry {
     }
 
     pub fn url(&self, path: &str) -> String {
-        format!("http://{}{path}", self.address)
+        format!("{}{path}", self.base)
     }
 
     pub fn request(&self, method: Method, path: &str) -> RequestBuilder {
@@ -180,6 +185,12 @@ impl Registry {
         assert_eq!(response.headers()["content-type"], media_type::FRAMES);
         snapshot::decode(response.bytes().await.expect("a whole body"))
     }
+}
+
+/// A client that trusts these authorities.
+pub fn client(authorities: &[&Authority]) -> Client {
+    let roots = authorities.iter().map(|authority| reqwest::Certificate::from_pem(authority.pem().as_bytes()).expect("a certificate"));
+    Client::builder().no_proxy().tls_certs_only(roots).timeout(Duration::from_secs(60)).build().expect("a client")
 }
 
 /// A request that the registry is serving: it has asked for the body (100 Continue), and got

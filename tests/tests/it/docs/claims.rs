@@ -117,3 +117,20 @@ fn help_and_pages_agree_on_what_may_run_beside_a_registry() {
     assert!(text("docs/programs.md").contains("`gc`, `scrub` and `fsck` may run beside a registry"));
     assert!(text("docs/operations.md").contains("`gc`, `scrub`, `fsck` may run beside it"));
 }
+
+/// The targets are a workspace of their own, which the normal run does not build.
+#[test]
+fn every_fuzz_target_is_a_program_on_its_page() {
+    let names = |text: &str, before: &str, after: &str| -> BTreeSet<String> {
+        let parts = text.split(before).skip(1).filter_map(|rest| Some(rest.split_once(after)?.0.to_owned()));
+        parts.collect()
+    };
+    let programs = names(&text("fuzz/Cargo.toml"), "[[bin]]\nname = \"", "\"");
+    let folder = std::fs::read_dir(root().join("fuzz/fuzz_targets")).unwrap();
+    let files: BTreeSet<String> = folder.map(|file| file.unwrap().path().file_stem().unwrap().to_string_lossy().into_owned()).collect();
+    let page = text("fuzz/README.md");
+    let rows = page.lines().filter_map(|line| line.strip_prefix("| `")?.split(" |").next());
+    let listed: BTreeSet<String> = rows.flat_map(|cell| cell.split(", ")).map(|name| name.trim_matches('`').to_owned()).collect();
+    assert!(programs.len() > 10);
+    assert_eq!((&files, &listed), (&programs, &programs));
+}

@@ -2,6 +2,7 @@
 //! units.
 
 use super::page::root;
+use pfr_testkit::tls::Authority;
 use pfr_tests::{binary, own_address, skip, wait_for};
 use std::collections::BTreeSet;
 use std::os::unix::net::UnixDatagram;
@@ -193,10 +194,13 @@ fn the_unit_of_the_agent_starts_and_stops_it() {
     let settings = uncommented(&std::fs::read_to_string(root().join("capture-agent/pf-agent.toml")).unwrap());
     std::fs::write(dir.path().join("pf-agent.toml"), &settings).unwrap();
     std::fs::write(dir.path().join("token"), "a token\n").unwrap();
+    Authority::new().write(dir.path().join("ca.pem"));
     let mut command = unit.command("pf-agent", dir.path().join("pf-agent.toml").to_str().unwrap());
     command.env("NOTIFY_SOCKET", dir.path().join("notify")).env("HOME", dir.path());
     command.arg("--metrics-listen").arg(format!("{}:0", own_address()));
-    for (flag, name) in [("--data", "data"), ("--socket", "a.sock"), ("--engine-socket", "e.sock"), ("--token-file", "token")] {
+    for (flag, name) in
+        [("--data", "data"), ("--socket", "a.sock"), ("--engine-socket", "e.sock"), ("--token-file", "token"), ("--tls-ca", "ca.pem")]
+    {
         command.arg(flag).arg(dir.path().join(name));
     }
     let mut child = command.spawn().unwrap();

@@ -17,12 +17,13 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 /// Why a block is not run. docs/testing.md says what stands in for such blocks.
-pub const REASONS: [&str; 7] = [
+pub const REASONS: [&str; 8] = [
     "builds the programs",
     "runs the checks themselves",
     "needs the network",
     "needs an engine",
     "needs a domain name",
+    "needs openssl",
     "needs systemd as process 1",
     "takes minutes to hours",
 ];

@@ -1,16 +1,19 @@
 //! A machine like a reader's: a shell with an empty home, in a checkout whose programs are built.
 //! It reaches no other machine: `127.0.0.1` of the pages becomes an address of this process, their
-//! database and bucket become those of the test servers, and their host with TLS becomes a proxy on
-//! loopback.
+//! database and bucket become those of the test servers, and their host with TLS becomes the
+//! registry of the page, or a proxy on loopback. Certificates, keys and tokens that the pages have
+//! in `/etc/pf` are made for each shell.
 
 use super::page::{Step, root};
+use pfr_testkit::jwt::{Signer, claims, jwks};
+use pfr_testkit::tls::Authority;
 use pfr_testkit::{postgres, s3};
 use pfr_tests::{binary, own_address};
 use std::fs::Permissions;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
@@ -25,16 +28,31 @@ const HOME: &str = "/home/you";
 const LOOPBACK: &str = "127.0.0.1";
 /// Registries of other hosts, on the pages.
 const OTHER_HOSTS: [&str; 2] = ["http://registry:", "http://machine-a:"];
-/// All addresses of this machine, and the option that allows them.
+/// All addresses of this machine, and the options that allow them.
 const ANYWHERE: &str = "0.0.0.0:";
-const INSECURE: &str = "--insecure-listen-anywhere";
+const ALLOWED: [&str; 2] = ["--insecure-listen-anywhere", "--tls-cert"];
 /// The database and the bucket of the pages.
 const DATABASE: &str = "postgres://pf@db/pf";
 const BUCKET: &str = "s3://bucket/prefix";
-/// A registry behind a proxy with TLS, on the pages, and how they give the token for it.
-pub const BEHIND_TLS: &str = "https://registry.example.com";
+/// A registry with a certificate, on the pages.
+const WITH_TLS: &str = "https://registry.example.com:5077";
+/// One behind a proxy with TLS: a space ends its address, which has no port. And how the pages give
+/// the token for it.
+pub const BEHIND_TLS: &str = "https://registry.example.com ";
 const TOKEN: &str = "PF_TOKEN=…";
-const TOKEN_FILE: &str = "/etc/pf/token";
+/// Files that the pages take for granted, and what they are called here.
+const FILES: [(&str, &str); 6] = [
+    ("/etc/pf/token", "token"),
+    ("/etc/pf/ca.pem", "ca.pem"),
+    ("/etc/pf/tls.crt", "tls.crt"),
+    ("/etc/pf/tls.key", "tls.key"),
+    ("/etc/pf/cluster.jwks", "cluster.jwks"),
+    ("/var/run/secrets/pf/token", "account"),
+];
+/// Who the token of a service account is about, on the pages.
+const ISSUER: &str = "https://kubernetes.default.svc.cluster.local";
+const AUDIENCE: &str = "pf-registry";
+const SUBJECT: &str = "system:serviceaccount:agents:runner";
 
 /// A shell that keeps its state from step to step.
 pub struct Shell {
@@ -64,16 +82,12 @@ struct Proxy {
 impl Proxy {
     const SECRET: &str = "a-token";
 
-    fn start(registry: &str) -> Self {
-        let arguments = [file("tls_proxy.py"), Self::certificate(), Self::SECRET.into(), registry.into()];
+    fn start(registry: &str, pem: PathBuf) -> Self {
+        let arguments = [file("tls_proxy.py"), pem, Self::SECRET.into(), registry.into()];
         let mut process = Command::new("python3").args(arguments).stdout(Stdio::piped()).spawn().unwrap();
         let mut port = String::new();
         BufReader::new(process.stdout.take().unwrap()).read_line(&mut port).unwrap();
         Self { process, url: format!("https://localhost:{}", port.trim()) }
-    }
-
-    fn certificate() -> PathBuf {
-        file("localhost.pem")
     }
 }
 
@@ -82,6 +96,21 @@ impl Drop for Proxy {
         drop(self.process.kill());
         drop(self.process.wait());
     }
+}
+
+/// Writes what [`FILES`] names, and the proxy's certificate and key.
+fn write_files(etc: &Path, address: &str) {
+    std::fs::create_dir(etc).unwrap();
+    let authority = Authority::new();
+    authority.write(etc.join("ca.pem"));
+    authority.certificate(&[address]).write(etc);
+    let proxys = authority.certificate(&["localhost"]);
+    std::fs::write(etc.join("localhost.pem"), proxys.certificate + &proxys.key).unwrap();
+    std::fs::write(etc.join("token"), Proxy::SECRET).unwrap();
+    std::fs::set_permissions(etc.join("token"), Permissions::from_mode(0o600)).unwrap();
+    let signer = Signer::es256("cluster");
+    std::fs::write(etc.join("cluster.jwks"), jwks(&[&signer])).unwrap();
+    std::fs::write(etc.join("account"), signer.token(&claims(ISSUER, AUDIENCE, SUBJECT))).unwrap();
 }
 
 /// A file beside this one.
@@ -111,6 +140,7 @@ impl Shell {
             }
         }
         let address = own_address().to_string();
+        write_files(&dir.path().join("etc"), &address);
         let mut bash = Command::new("bash")
             .args(["--norc", "--noprofile"])
             .env_clear()
@@ -175,10 +205,12 @@ impl Shell {
     fn put_in(&mut self, command: &str) -> String {
         let local = |command: String, host: &&str| command.replace(host, &format!("http://{LOOPBACK}:"));
         let mut command = OTHER_HOSTS.iter().fold(command.to_owned(), local);
-        if command.contains(INSECURE) {
+        if ALLOWED.iter().any(|option| command.contains(option)) {
             command = command.replace(ANYWHERE, &format!("{LOOPBACK}:"));
         }
-        command = command.replace(LOOPBACK, &self.address);
+        command = command.replace(LOOPBACK, &self.address).replace(WITH_TLS, &format!("https://{}:5077", self.address));
+        let etc = self.dir.path().join("etc");
+        command = FILES.iter().fold(command, |command, (shown, name)| command.replace(shown, etc.join(name).to_str().unwrap()));
         if command.contains(DATABASE) || command.contains(BUCKET) {
             let servers = self.servers.get_or_insert_with(|| {
                 let s3 = s3::Server::shared();
@@ -189,14 +221,10 @@ impl Shell {
             command = format!("{exports}{}", command.replace(DATABASE, &servers.database).replace(BUCKET, &bucket));
         }
         if command.contains(BEHIND_TLS) {
-            let proxy = self.proxy.get_or_insert_with(|| Proxy::start(&format!("{}:5077", self.address)));
-            let token = self.dir.path().join("token");
-            std::fs::write(&token, Proxy::SECRET).unwrap();
-            std::fs::set_permissions(&token, Permissions::from_mode(0o600)).unwrap();
-            let command_here = command.replace(BEHIND_TLS, &proxy.url).replace(TOKEN, &format!("PF_TOKEN={}", Proxy::SECRET));
-            let certificate = Proxy::certificate();
-            command =
-                format!("export SSL_CERT_FILE='{}'\n{}", certificate.display(), command_here.replace(TOKEN_FILE, token.to_str().unwrap()));
+            let proxy = self.proxy.get_or_insert_with(|| Proxy::start(&format!("{}:5077", self.address), etc.join("localhost.pem")));
+            let command_here =
+                command.replace(BEHIND_TLS, &format!("{} ", proxy.url)).replace(TOKEN, &format!("PF_TOKEN={}", Proxy::SECRET));
+            command = format!("export SSL_CERT_FILE='{}'\n{command_here}", etc.join("ca.pem").display());
         }
         command
     }
@@ -205,8 +233,9 @@ impl Shell {
     fn output(&self, out: &PathBuf) -> String {
         let text = String::from_utf8_lossy(&std::fs::read(out).unwrap_or_default()).into_owned();
         let home = self.dir.path().join("home");
-        let text = text.replace(home.to_str().unwrap(), HOME).replace(&self.address, LOOPBACK);
-        let text = self.proxy.iter().fold(text, |text, proxy| text.replace(&proxy.url, BEHIND_TLS));
+        let text = text.replace(home.to_str().unwrap(), HOME).replace(&format!("https://{}:5077", self.address), WITH_TLS);
+        let text = text.replace(&self.address, LOOPBACK);
+        let text = self.proxy.iter().fold(text, |text, proxy| text.replace(&proxy.url, BEHIND_TLS.trim_end()));
         match &self.servers {
             Some(servers) => text.replace(&servers.database, DATABASE).replace(&format!("s3://{}/prefix", servers.bucket), BUCKET),
             None => text,

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from pf_connector.layout import Unsupported, dtype_name, part
+from pf_connector.layout import Unsupported, add_dtype, dtype_name, part
 from pf_connector.memory import Shared, share
 
 log = logging.getLogger("pf_connector")
@@ -46,6 +46,9 @@ def _apart(pool: Any) -> str | None:
         return "it lies in a memory pool of its own"
     if pool.memory_saver_adapter.enabled:
         return "the memory saver may take its memory away"
+    if pool.dtype != pool.store_dtype or getattr(pool, "k_scale_buffer", None) is not None:
+        # Its scales may come from a file that is in no digest (`--quantization-param-path`).
+        return f"it is quantised ({pool.dtype})"
     k, v = pool._kv_buffer_shapes()
     if k != v:
         return "K and V have different shapes"
@@ -85,6 +88,8 @@ def describe(pool: Any, tag: str) -> tuple[Shared, dict[str, Any]]:
         "layout": f"opaque/{tag}/{encoding}"[:200],
         "components": [{"name": "kv", "parts": parts}],
     }
+    # What is stored as bytes may be FP8.
+    add_dtype(group, getattr(pool, "dtype", pool.store_dtype))
     return shared, group
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from pf_connector.layout import row_major, state
+from pf_connector.layout import add_dtype, row_major, state
 
 from .arena import Arena
 
@@ -86,16 +86,17 @@ class Shape:
         found: list[dict[str, Any]] = []
         if self.attention:
             parts = [arena.regions[f"{name}.{one.layer}"].part() for one in self.attention for name in ("k", "v")]
-            found.append(
-                {
-                    "name": "main",
-                    "kind": "full-attention",
-                    "block_tokens": self.block_tokens,
-                    "blocks": blocks,
-                    "layout": f"opaque/{tag}/head-token-dim",
-                    "components": [{"name": "kv", "parts": parts}],
-                }
-            )
+            main: dict[str, Any] = {
+                "name": "main",
+                "kind": "full-attention",
+                "block_tokens": self.block_tokens,
+                "blocks": blocks,
+                "layout": f"opaque/{tag}/head-token-dim",
+                "components": [{"name": "kv", "parts": parts}],
+            }
+            if len({one.dtype for one in self.attention}) == 1:
+                add_dtype(main, self.attention[0].dtype)
+            found.append(main)
         if self.slots:
             states = []
             for slot in self.slots:

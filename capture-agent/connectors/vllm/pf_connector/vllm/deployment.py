@@ -44,13 +44,25 @@ def identity(vllm_config: Any) -> Identity:
     extra = settings.check(transfer.kv_connector_extra_config or {}, "kv_connector_extra_config", OBJECTS)
     parallel = vllm_config.parallel_config
     engine = str(extra.get("engine") or "vllm")
-    if getattr(parallel, "data_parallel_size", 1) > 1:
+    if (number := replica(parallel, str(getattr(transfer, "engine_id", "")))) is not None:
         # Each replica has caches of its own.
-        engine = f"{engine}-dp{parallel.data_parallel_rank}"
+        engine = f"{engine}-dp{number}"
     rest = functools.partial(_computed, vllm_config, str(extra.get("weights") or ""))
     return Identity(
         engine, socket_path(extra.get("socket")), int(parallel.world_size), deployment(vllm_config), once(rest), Shares.of(vllm_config)
     )
+
+
+def replica(parallel: Any, engine_id: str) -> int | None:
+    """The number of this replica of data parallelism; none if the engine is the only one.
+
+    A replica of a dense model gets a configuration as if it were alone: a size of 1, and rank 0.
+    vLLM keeps its number in `data_parallel_index`, and appends it to `engine_id`. Of the first
+    replica only the latter shows that there are others.
+    """
+    number = int(getattr(parallel, "data_parallel_index", getattr(parallel, "data_parallel_rank", 0)))
+    several = getattr(parallel, "data_parallel_size", 1) > 1 or number > 0 or engine_id.endswith(f"_dp{number}")
+    return number if several else None
 
 
 def deployment(vllm_config: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from pf_connector.layout import Unsupported, part, state
+from pf_connector.layout import Unsupported, add_dtype, part, state
 from pf_connector.memory import Shared, share
 
 from .shares import Shares, Uncut
@@ -139,6 +139,9 @@ class Pages:
             name = "latent" if group.kind == "mla" else "kv"
             described["components"] = [{"name": name, "parts": [self._page(name, its) for name, its in zip(names, specs, strict=True)]}]
             described["layout"] = self._opaque(self._backend(names[0]), specs[0])
+            # Caches of this type are bytes to torch.
+            fp8 = getattr(specs[0], "cache_dtype_str", None) in ("fp8", "fp8_e4m3")
+            add_dtype(described, "torch.float8_e4m3fn" if fp8 else self._caches[names[0]].dtype)
         try:
             self._share(described, names, specs)
         except Uncut as reason:

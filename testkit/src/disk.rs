@@ -1,6 +1,7 @@
 //! Disks that can be full, read-only or broken.
 
-use crate::{skip, wait_for};
+use crate::run::skip;
+use crate::wait_for;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
