@@ -1,5 +1,6 @@
 //! State that handlers share: the domains, and the limits that keep the process within its memory.
 
+use crate::audit::Audit;
 use crate::auth::Gate;
 use crate::background::Limits;
 use crate::config::Config;
@@ -8,6 +9,7 @@ use crate::http::permit::wait_for;
 use crate::http::timeout::Pace;
 use crate::jwt::Issuers;
 use crate::problem::ApiError;
+use crate::rates::Rates;
 use crate::redirect::Redirects;
 use crate::storage::Opened;
 use metrics_exporter_prometheus::PrometheusHandle;
@@ -32,6 +34,12 @@ pub(crate) struct App {
     pub(crate) gate: Option<Arc<Gate>>,
     /// Whether every caller may read the metrics.
     pub(crate) open_metrics: bool,
+    /// The audit log.
+    pub(crate) audit: Arc<Audit>,
+    /// Limits on what one caller, or one domain, may ask.
+    pub(crate) rates: Arc<Rates>,
+    /// Proxies in front, which say where requests come from.
+    pub(crate) proxies: usize,
     pub(crate) redirects: Option<Arc<Redirects>>,
     pub(crate) metrics: PrometheusHandle,
     pub(crate) openapi: axum::body::Bytes,
@@ -61,13 +69,19 @@ impl App {
         let Opened { domains, redirects } = opened;
         let limits = Limits::default();
         let scrubs = Arc::clone(&limits.scrubs);
+        let rates = Rates::new(config);
+        let gate = config.require_tokens.then(|| {
+            let clock = domains.default_store().options().clock.clone();
+            Arc::new(Gate::new(domains.access_tokens(), clock, issuers, Arc::clone(&rates)))
+        });
         Self {
-            gate: config
-                .require_tokens
-                .then(|| Arc::new(Gate::new(domains.access_tokens(), domains.default_store().options().clock.clone(), issuers))),
+            gate,
+            audit: Audit::new(&openapi, config),
+            proxies: config.proxies,
             open_metrics: config.open_metrics,
             domains: Domains::new(domains, limits, config),
             redirects: redirects.map(Arc::new),
+            rates,
             metrics,
             openapi: openapi.into(),
             request_permits: Arc::new(Semaphore::new(config.max_requests)),

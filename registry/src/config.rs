@@ -16,6 +16,8 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
+/// The lowest limit on bytes a second: a piece of a stream may have several MiB.
+const LEAST_RATE: u64 = 1 << 20;
 /// Bytes of the longest digest in a JSON list, SHA-512, and of what a request has besides digests.
 const DIGEST_BYTES: usize = 138;
 const OTHER_BYTES: usize = 64 << 10;
@@ -111,6 +113,33 @@ settings! {
     /// Send the tokens for other registries (upstream, mirror, heal) over plain http too [default:
     /// false]: any machine on the way can read them. Loopback is always allowed.
     token_over_http: bool = false, "PF_REGISTRY_TOKEN_OVER_HTTP", "BOOL", num_args = 0..=1, default_missing_value = "true";
+    /// Proxies in front of the registry, each of which adds the address of its client to
+    /// `X-Forwarded-For` [default: 0]. They say where requests come from: for the audit log, and
+    /// for limits on callers without a token.
+    proxies: usize = 0, "PF_REGISTRY_PROXIES", "N";
+    /// File that gets a copy of the audit log, as lines of JSON [default: none]. The log itself is
+    /// in the database.
+    audit_log: PathBuf = PathBuf::new(), "PF_REGISTRY_AUDIT_LOG", "FILE";
+    /// Record in the audit log each request that reads, or that prepares a push, too [default:
+    /// false].
+    audit_reads: bool = false, "PF_REGISTRY_AUDIT_READS", "BOOL", num_args = 0..=1, default_missing_value = "true";
+    /// Days for which the audit log is kept [default: 90].
+    audit_days: u64 = 90, "PF_REGISTRY_AUDIT_DAYS", "DAYS";
+    /// Records that the audit log of a domain keeps, about [default: 1000000]: the newest.
+    audit_rows: u64 = 1_000_000, "PF_REGISTRY_AUDIT_ROWS", "N";
+    /// Requests a second of one caller, on average [default: 0]; 0 for no limit. A caller is the
+    /// holder of a token, or the subject of an issuer's; without one, a source address. Beyond it: 429 with Retry-After. Each
+    /// replica counts for itself.
+    caller_requests_per_second: u64 = 0, "PF_REGISTRY_CALLER_REQUESTS_PER_SECOND", "N";
+    /// Bytes of frames a second that one caller may send, and as many that it may receive, on
+    /// average [default: 0]; 0 for no limit. Beyond it, its streams are slowed down.
+    caller_bytes_per_second: u64 = 0, "PF_REGISTRY_CALLER_BYTES_PER_SECOND", "BYTES";
+    /// The same for all callers of a domain together [default: 0].
+    domain_requests_per_second: u64 = 0, "PF_REGISTRY_DOMAIN_REQUESTS_PER_SECOND", "N";
+    /// The same for all callers of a domain together [default: 0].
+    domain_bytes_per_second: u64 = 0, "PF_REGISTRY_DOMAIN_BYTES_PER_SECOND", "BYTES";
+    /// Seconds' worth of requests and bytes that may come at once after a rest [default: 10].
+    burst_seconds: u64 = 10, "PF_REGISTRY_BURST_SECONDS", "S";
     /// Listen on an address that other machines can reach without requiring tokens [default:
     /// false]: any client that reaches the port can read, change and delete everything.
     insecure_listen_anywhere: bool = false, "PF_REGISTRY_INSECURE_LISTEN_ANYWHERE", "BOOL", num_args = 0..=1, default_missing_value = "true";
@@ -232,6 +261,14 @@ pub enum SettingsError {
         "redirect-seconds must be less than gc-grace-seconds: a client must not be sent to bytes that are gone by the time it reads them"
     )]
     RedirectsOutliveTheirBytes,
+    /// A rate at which no stream could be sent.
+    #[error("{name} is {found}; the least is {LEAST_RATE}, or 0 for no limit: with less, streams would end by their time limits")]
+    TooSlow {
+        /// The setting.
+        name: &'static str,
+        /// Its value.
+        found: u64,
+    },
     /// A limit of 0.
     #[error("{0} is 0, which would let nothing through; leave it out for the default")]
     Zero(&'static str),
@@ -317,10 +354,17 @@ impl Config {
             ("pack-bytes", self.pack_bytes),
             ("database-connections", self.database_connections.into()),
             ("redirect-seconds", self.redirect_seconds),
+            ("audit-days", self.audit_days),
+            ("audit-rows", self.audit_rows),
+            ("burst-seconds", self.burst_seconds),
             ("tls-handshake-seconds", self.tls_handshake_seconds),
         ];
         if let Some((name, _)) = positive.iter().find(|(_, value)| *value == 0) {
             return Err(SettingsError::Zero(name));
+        }
+        let rates = [("caller-bytes-per-second", self.caller_bytes_per_second), ("domain-bytes-per-second", self.domain_bytes_per_second)];
+        if let Some((name, found)) = rates.into_iter().find(|(_, rate)| (1..LEAST_RATE).contains(rate)) {
+            return Err(SettingsError::TooSlow { name, found });
         }
         let (found, digests) = (self.max_json_bytes, self.max_digests);
         let least = digests.saturating_mul(DIGEST_BYTES).saturating_add(OTHER_BYTES);

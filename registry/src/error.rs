@@ -64,6 +64,14 @@ pub enum Error {
         /// The error of the operating system.
         source: std::io::Error,
     },
+    /// The file for the audit log cannot be written.
+    #[error("cannot write the audit file {}: {source}", path.display())]
+    AuditFile {
+        /// The file.
+        path: std::path::PathBuf,
+        /// The error of the operating system.
+        source: std::io::Error,
+    },
     /// The work of a command on the store failed.
     #[error(transparent)]
     Work(pfr_store::Error),
@@ -116,6 +124,7 @@ impl Error {
             }
             Self::Tls(_) | Self::Issuers(_) => ErrorCode::InvalidRequest,
             Self::Listen { source, .. } if source.kind() == std::io::ErrorKind::PermissionDenied => ErrorCode::Denied,
+            Self::AuditFile { source, .. } => ErrorCode::of_io(source.kind()).unwrap_or(ErrorCode::InvalidRequest),
             Self::Listen { .. } | Self::Locked { .. } => ErrorCode::InvalidRequest,
             Self::NoStore { .. } | Self::NoStorage(_) => ErrorCode::NotFound,
             Self::Store(error) | Self::Work(error) => error.local_code(),

@@ -7,7 +7,8 @@ use utoipa::openapi::{Content, Ref, RefOr, Response, ResponseBuilder};
 use utoipa::{IntoResponses, ToSchema};
 
 /// Errors of any request.
-const ANY: &[ErrorCode] = &[InvalidRequest, InvalidName, Unauthorized, Denied, DomainUnknown, Overloaded, Unavailable, Internal];
+const ANY: &[ErrorCode] =
+    &[InvalidRequest, InvalidName, Unauthorized, Denied, DomainUnknown, RateLimited, Overloaded, Unavailable, Internal];
 /// Further errors of any request with a body.
 const BODY: &[ErrorCode] = &[TooLarge, Timeout];
 
@@ -47,10 +48,12 @@ groups! {
     Pushing = [ANY, BODY, &[PushUnknown, StorageFull]];
     /// Uploads.
     Uploading = [ANY, BODY, &[
-        PushUnknown, CorruptFrame, Truncated, DigestMismatch, LengthMismatch, InvalidDocument, MissingBlobs, StorageFull
+        PushUnknown, CorruptFrame, Truncated, DigestMismatch, LengthMismatch, InvalidDocument, MissingBlobs, StorageFull, QuotaExceeded
     ]];
     /// Commits.
-    Committing = [ANY, BODY, &[PushUnknown, BlobUnknown, InvalidDocument, TagMoved, CorruptStore, StorageFull]];
+    Committing = [ANY, BODY, &[
+        PushUnknown, BlobUnknown, InvalidDocument, TagMoved, CorruptStore, StorageFull, QuotaExceeded
+    ]];
     /// Downloads.
     Fetching = [ANY, BODY, &[RepositoryUnknown, BlobUnknown]];
     /// Collections.
@@ -59,6 +62,8 @@ groups! {
     Checking = [ANY, &[StorageFull]];
     /// Making a domain.
     Creating = [ANY, &[DomainBusy, StorageFull]];
+    /// Setting a quota.
+    QuotaSetting = [ANY, BODY, &[StorageFull]];
     /// Making an access token.
     TokenCreating = [ANY, BODY, &[StorageFull]];
     /// Revoking an access token.

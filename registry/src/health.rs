@@ -4,7 +4,7 @@
 use crate::app::App;
 use crate::auth::{Access, Admin, AllRepositories, Metrics, Open};
 use crate::failures;
-use crate::metrics::{DISK, PACKS, ROWS_WRITTEN, SMALL_PACKS, of_domain, set_tasks};
+use crate::metrics::{DISK, PACKS, ROWS_WRITTEN, SMALL_PACKS, of_domain, set_quota, set_tasks};
 use crate::problem::ApiError;
 use crate::v1::Answer;
 use axum::extract::State;
@@ -60,6 +60,9 @@ pub(crate) async fn metrics(_: Access<Admin, Metrics>, State(app): State<App>) -
             let packs = metadata.count_packs(domain.store.full_pack()).await?;
             metrics::gauge!(PACKS, labels()).set(packs.live as f64);
             metrics::gauge!(SMALL_PACKS, labels()).set(packs.small as f64);
+            if let Some(quota) = metadata.quota().await? {
+                set_quota(&domain.name, &quota);
+            }
         }
         Ok::<_, pfr_store::Error>(())
     };

@@ -15,6 +15,7 @@
 //! or cleanly cut ([`server`]).
 
 mod app;
+mod audit;
 mod auth;
 mod background;
 pub mod commands;
@@ -30,6 +31,7 @@ mod metrics;
 pub mod mirror;
 mod problem;
 mod pull_through;
+mod rates;
 mod redirect;
 mod reload;
 pub mod routes;

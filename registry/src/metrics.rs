@@ -3,7 +3,7 @@
 use metrics::{Label, Unit, describe_counter, describe_gauge, describe_histogram};
 use metrics_exporter_prometheus::PrometheusHandle;
 use pfr_schema::DomainName;
-use pfr_schema::api::{TaskInfo, TaskState};
+use pfr_schema::api::{Quota, TaskInfo, TaskState};
 
 pub(crate) const REQUESTS: &str = "pf_http_requests_total";
 pub(crate) const DURATION: &str = "pf_http_request_duration_seconds";
@@ -34,6 +34,16 @@ pub(crate) const GC_MERGED: &str = "pf_gc_merged_packs_total";
 pub(crate) const GC_DELETED: &str = "pf_gc_deleted_bytes_total";
 pub(crate) const GC_DUE: &str = "pf_gc_due_candidates";
 pub(crate) const GC_DRAINING: &str = "pf_gc_draining_bytes";
+pub(crate) const QUOTA_BYTES: &str = "pf_quota_bytes";
+pub(crate) const QUOTA_USED_BYTES: &str = "pf_quota_used_bytes";
+pub(crate) const QUOTA_OBJECTS: &str = "pf_quota_objects";
+pub(crate) const QUOTA_USED_OBJECTS: &str = "pf_quota_used_objects";
+pub(crate) const QUOTA_SNAPSHOTS: &str = "pf_quota_snapshots";
+pub(crate) const QUOTA_USED_SNAPSHOTS: &str = "pf_quota_used_snapshots";
+pub(crate) const RATE_LIMITED: &str = "pf_rate_limited_requests_total";
+pub(crate) const THROTTLED: &str = "pf_throttled_bytes_total";
+pub(crate) const AUDIT_MISSED: &str = "pf_audit_missed_records_total";
+pub(crate) const AUDIT_LAG: &str = "pf_audit_file_lag_seconds";
 pub(crate) const TASK_RUNS: &str = "pf_task_runs_total";
 pub(crate) const TASK_ERRORS: &str = "pf_task_errors_total";
 pub(crate) const TASK_BUSY: &str = "pf_task_busy_seconds";
@@ -48,8 +58,23 @@ pub(crate) fn of_domain(domain: &DomainName) -> Vec<Label> {
 
 /// Sets what a domain that is gone occupies.
 pub(crate) fn forget(domain: &DomainName) {
-    for name in [DISK, PACKS, SMALL_PACKS, GC_DUE, GC_DRAINING] {
+    for name in [DISK, PACKS, SMALL_PACKS, GC_DUE, GC_DRAINING, QUOTA_USED_BYTES, QUOTA_USED_OBJECTS, QUOTA_USED_SNAPSHOTS] {
         metrics::gauge!(name, of_domain(domain)).set(0.0);
+    }
+}
+
+/// Sets the gauges of a quota: only those of its limits. A limit that was taken back keeps its last
+/// values until the process ends.
+pub(crate) fn set_quota(domain: &DomainName, quota: &Quota) {
+    for (limit, limit_name, used, used_name) in [
+        (quota.limits.bytes, QUOTA_BYTES, quota.used_bytes, QUOTA_USED_BYTES),
+        (quota.limits.objects, QUOTA_OBJECTS, quota.used_objects, QUOTA_USED_OBJECTS),
+        (quota.limits.snapshots, QUOTA_SNAPSHOTS, quota.used_snapshots, QUOTA_USED_SNAPSHOTS),
+    ] {
+        if let Some(limit) = limit {
+            metrics::gauge!(limit_name, of_domain(domain)).set(limit as f64);
+            metrics::gauge!(used_name, of_domain(domain)).set(used as f64);
+        }
     }
 }
 
@@ -104,6 +129,16 @@ fn describe() {
     describe_counter!(GC_DELETED, Unit::Bytes, "Bytes of packs deleted from storage.");
     describe_gauge!(GC_DUE, Unit::Count, "Entries of the queue that the next collection looks at, up to 10,000.");
     describe_gauge!(GC_DRAINING, Unit::Bytes, "Bytes of packs that wait for the grace period, of at most 10,000 packs.");
+    describe_gauge!(QUOTA_BYTES, Unit::Bytes, "Bytes of blobs that a domain may hold, if there is a limit.");
+    describe_gauge!(QUOTA_USED_BYTES, Unit::Bytes, "Bytes of blobs that it holds, until a collection has freed them.");
+    describe_gauge!(QUOTA_OBJECTS, Unit::Count, "Blobs that a domain may hold, if there is a limit.");
+    describe_gauge!(QUOTA_USED_OBJECTS, Unit::Count, "Blobs that it holds.");
+    describe_gauge!(QUOTA_SNAPSHOTS, Unit::Count, "Snapshots that a domain may hold, if there is a limit.");
+    describe_gauge!(QUOTA_USED_SNAPSHOTS, Unit::Count, "Snapshots that it holds.");
+    describe_counter!(RATE_LIMITED, Unit::Count, "Requests refused with `rate_limited`, by the limit: token, address or domain.");
+    describe_counter!(THROTTLED, Unit::Bytes, "Bytes of streams that had to wait for a limit on bytes a second, by direction.");
+    describe_counter!(AUDIT_MISSED, Unit::Count, "Refused and failed requests whose record in the audit log could not be written.");
+    describe_gauge!(AUDIT_LAG, Unit::Seconds, "Time for which the audit file could not be brought up to date; 0 while it can.");
     describe_counter!(TASK_RUNS, Unit::Count, "Runs of a background task that ended, by task.");
     describe_counter!(TASK_ERRORS, Unit::Count, "Of these, runs that failed.");
     describe_gauge!(TASK_BUSY, Unit::Seconds, "Time that runs of a background task took, all together.");
@@ -125,6 +160,7 @@ fn describe() {
         GC_MOVED,
         GC_MERGED,
         GC_DELETED,
+        AUDIT_MISSED,
     ] {
         metrics::counter!(name).increment(0);
     }

@@ -26,6 +26,16 @@ impl ApiError {
         Self(self.0.because(cause))
     }
 
+    /// The same, with a time in seconds after which to try again.
+    pub(crate) fn with_retry_after(self, seconds: u64) -> Self {
+        Self(self.0.with_retry_after(seconds))
+    }
+
+    /// The same for something that the caller may not see: it is told as if it did not exist.
+    pub(crate) fn hidden(self) -> Self {
+        Self(self.0.hidden())
+    }
+
     /// The request is malformed.
     pub(crate) fn invalid(detail: impl Into<String>) -> Self {
         Self::new(ErrorCode::InvalidRequest, detail)

@@ -9,7 +9,9 @@ use crate::health;
 use crate::http::request;
 use crate::pull_through::{self, PullThrough};
 use crate::ui;
-use crate::v1::{domains, forks, frames, gc, inspect, integrity, pushes, repositories, snapshots, stats, tags, tasks, tokens};
+use crate::v1::{
+    audit, domains, forks, frames, gc, inspect, integrity, pushes, quotas, repositories, snapshots, stats, tags, tasks, tokens,
+};
 use axum::Router;
 use axum::middleware;
 use axum::routing::{MethodRouter, get, post};
@@ -105,9 +107,12 @@ fn table() -> OpenApiRouter<App> {
         domains::get,
         domains::put,
         domains::delete,
+        quotas::get,
+        quotas::put,
         tokens::list,
         tokens::create,
         tokens::revoke,
+        audit::list,
         integrity::scrub,
         integrity::damaged,
         health::livez,

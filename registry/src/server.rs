@@ -6,8 +6,10 @@
 //! do not finish.
 
 use crate::app::App;
+use crate::audit::{AuditFile, Auditing};
 use crate::config::Config;
 use crate::error::Error;
+use crate::http::address::Peer;
 use crate::http::base;
 use crate::http::connections::{ConnectionSlots, OpenConnection};
 use crate::http::handshake::Handshakes;
@@ -50,6 +52,7 @@ pub struct Server {
     address: SocketAddr,
     app: App,
     pull_through: Option<Arc<PullThrough>>,
+    audit_file: Option<AuditFile>,
     tls: Option<Arc<Tls>>,
     issuers: Option<Arc<Issuers>>,
     reloader: Reloader,
@@ -91,7 +94,15 @@ impl Server {
             warn_about_tokens(&opened.domains, issuers.is_some(), is_plain.then_some(address)).await?;
         }
         let app = App::new(opened, metrics, routes::openapi(), issuers.clone(), &config);
-        Ok(Self { listener, address, app, pull_through, tls, issuers, reloader: Reloader::default(), config, _lock: lock })
+        let audit_file = match config.audit_log.as_path() {
+            path if path.as_os_str().is_empty() => None,
+            path => {
+                let fail = |source| Error::AuditFile { path: path.to_owned(), source };
+                Some(AuditFile::open(path, app.domains.clone(), Arc::clone(&app.audit)).map_err(fail)?)
+            }
+        };
+        let reloader = Reloader::default();
+        Ok(Self { listener, address, app, pull_through, audit_file, tls, issuers, reloader, config, _lock: lock })
     }
 
     /// The address that it listens on.
@@ -106,10 +117,12 @@ impl Server {
         format!("{}://{}", if self.tls.is_some() { "https" } else { "http" }, self.address)
     }
 
-    /// What has its certificate, token issuers and keys read again; none if it has none of these.
+    /// What has its certificate, token issuers and keys read again, and its audit file opened
+    /// again; none if it has none of these.
     #[must_use]
     pub fn reloader(&self) -> Option<Reloader> {
-        (self.tls.is_some() || self.issuers.is_some()).then(|| self.reloader.clone())
+        let has_files = self.tls.is_some() || self.issuers.is_some() || self.audit_file.is_some();
+        has_files.then(|| self.reloader.clone())
     }
 
     /// The store of its default domain.
@@ -128,13 +141,15 @@ impl Server {
         let reloading = self.reloader().map(|reloader| {
             let tls = self.tls.clone().map(|tls| tls as Arc<dyn Reload>);
             let issuers = self.issuers.clone().map(|issuers| issuers as Arc<dyn Reload>);
-            tokio::spawn(reloader.run(tls.into_iter().chain(issuers).collect()))
+            let audit_file = self.audit_file.as_ref().map(|_| Arc::clone(&self.app.audit) as Arc<dyn Reload>);
+            tokio::spawn(reloader.run(tls.into_iter().chain(issuers).chain(audit_file).collect()))
         });
         let waiting = Arc::new(Semaphore::new(MAX_WAITING));
         let mut connections = JoinSet::new();
         let mut upkeep = tokio::time::interval(UPKEEP);
         let mut shutdown = std::pin::pin!(shutdown);
         let (domains, recorder) = (self.app.domains.clone(), self.app.metrics.clone());
+        let auditing = Auditing::begin(Arc::clone(&self.app.audit), domains.clone(), self.audit_file);
         let queue = Duration::from_secs(self.config.queue_seconds);
         let handshake_limit = Duration::from_secs(self.config.tls_handshake_seconds);
         let serving = Arc::new(Serving {
@@ -195,6 +210,7 @@ impl Server {
                 tracing::error!(%error, "background tasks failed");
             }
             domains.ended().await;
+            auditing.end().await;
         })
         .await;
         tracing::info!("registry stopped");
@@ -234,6 +250,7 @@ impl Serving {
         // Small answers must not wait for an acknowledgement of the client. Without this option
         // they do, which is only slower.
         let _ = stream.set_nodelay(true);
+        let peer = stream.peer_addr().ok().map(|address| Peer(address.ip()));
         let admitted = tokio::select! {
             biased;
             admitted = self.admit(stream, entering) => admitted,
@@ -241,7 +258,7 @@ impl Serving {
             _ = stopping.wait_for(|stop| *stop) => None,
         };
         if let Some((transport, open, permit)) = admitted {
-            self.requests(transport, open, stopping).await;
+            self.requests(transport, peer, open, stopping).await;
             drop(permit);
         }
     }
@@ -261,7 +278,7 @@ impl Serving {
         Some((Transport::Plain(stream), open, permit))
     }
 
-    async fn requests(&self, transport: Transport, open: OpenConnection, mut stopping: watch::Receiver<bool>) {
+    async fn requests(&self, transport: Transport, peer: Option<Peer>, open: OpenConnection, mut stopping: watch::Receiver<bool>) {
         let _open = OpenGauge::new();
         let state = Arc::clone(&open.connection);
         let stream = Lines::new(transport, Arc::clone(&state));
@@ -271,6 +288,9 @@ impl Serving {
             requests.request();
             base::take_off(&mut request);
             request.extensions_mut().insert(Arc::clone(&requests));
+            if let Some(peer) = peer {
+                request.extensions_mut().insert(peer);
+            }
             service.call(request)
         });
         let connection = http1::Builder::new()

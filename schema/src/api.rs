@@ -12,6 +12,7 @@ macro_rules! api {
     };
 }
 
+mod audit;
 mod domains;
 mod gc;
 mod integrity;
@@ -22,11 +23,13 @@ mod openapi;
 mod problem;
 mod pull;
 mod push;
+mod quota;
 mod snapshots;
 mod stats;
 mod tasks;
 mod tokens;
 
+pub use audit::*;
 pub use domains::*;
 pub use gc::*;
 pub use integrity::*;
@@ -35,6 +38,7 @@ pub use names::*;
 pub use problem::*;
 pub use pull::*;
 pub use push::*;
+pub use quota::*;
 pub use snapshots::*;
 pub use stats::*;
 pub use tasks::*;

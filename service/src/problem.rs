@@ -26,6 +26,10 @@ pub struct ApiError {
     pub cause: Option<String>,
     /// The status. It is the code's, unless HTTP has a more exact one.
     pub status: StatusCode,
+    /// When to try again, in seconds, if that is not the same for each problem with this code.
+    pub retry_after: Option<u64>,
+    /// What the caller asked for is told as if it did not exist, because the caller may not see it.
+    pub is_hidden: bool,
 }
 
 impl ApiError {
@@ -33,7 +37,7 @@ impl ApiError {
     #[must_use]
     pub fn new(code: ErrorCode, detail: impl Into<String>) -> Self {
         let status = StatusCode::from_u16(code.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        Self { code, detail: detail.into(), missing: Vec::new(), cause: None, status }
+        Self { code, detail: detail.into(), missing: Vec::new(), cause: None, status, retry_after: None, is_hidden: false }
     }
 
     /// The same, with a cause for the log.
@@ -50,15 +54,29 @@ impl ApiError {
         self
     }
 
+    /// The same, with a time in seconds after which to try again.
+    #[must_use]
+    pub fn with_retry_after(mut self, seconds: u64) -> Self {
+        self.retry_after = Some(seconds);
+        self
+    }
+
+    /// The same for something that the caller may not see.
+    #[must_use]
+    pub fn hidden(mut self) -> Self {
+        self.is_hidden = true;
+        self
+    }
+
     /// When to try again, in seconds: the value of `Retry-After`.
     #[must_use]
-    pub fn retry_after(&self) -> Option<&'static str> {
-        match self.code {
-            ErrorCode::Overloaded => Some("1"),
-            ErrorCode::Unavailable => Some("5"),
-            ErrorCode::StorageFull => Some("60"),
+    pub fn retry_after(&self) -> Option<u64> {
+        self.retry_after.or(match self.code {
+            ErrorCode::Overloaded | ErrorCode::RateLimited => Some(1),
+            ErrorCode::Unavailable => Some(5),
+            ErrorCode::StorageFull => Some(60),
             _ => None,
-        }
+        })
     }
 
     /// The response as sent.
@@ -71,7 +89,7 @@ impl ApiError {
         let mut response = (status, Json(problem)).into_response();
         response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(MEDIA_TYPE));
         if let Some(seconds) = retry_after {
-            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static(seconds));
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
         response
     }
@@ -121,6 +139,16 @@ mod tests {
         assert_eq!(problem.status(), 503);
         assert_eq!(problem.headers()[header::RETRY_AFTER], "1");
         assert_eq!(problem.headers()[header::CONTENT_TYPE], MEDIA_TYPE);
+    }
+
+    #[test]
+    fn a_problem_says_when_to_try_again() {
+        let said = |failure: ApiError| {
+            failure.into_problem("id").headers().get(header::RETRY_AFTER).map(|value| value.to_str().unwrap().to_owned())
+        };
+        assert_eq!(said(ApiError::new(ErrorCode::RateLimited, "x")).as_deref(), Some("1"));
+        assert_eq!(said(ApiError::new(ErrorCode::RateLimited, "x").with_retry_after(17)).as_deref(), Some("17"));
+        assert_eq!(said(ApiError::new(ErrorCode::QuotaExceeded, "x")), None);
     }
 
     #[test]

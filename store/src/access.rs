@@ -67,7 +67,7 @@ impl AccessTokens {
             let (id, hash) = (token.id(), token.hash());
             let (label, domain, scopes) = (label.clone(), domain.clone(), scopes.clone());
             let row = AccessTokenRow { id, hash, label, domain, scopes, created_at: 0, expires_at, used_at: None, revoked_at: None };
-            if let Some(row) = self.store.metadata.create_access_token(row, KEPT).await? {
+            if let Some(row) = self.store.metadata.create_access_token(row, KEPT, self.store.audit_entry()).await? {
                 return Ok((token, row));
             }
         }
@@ -88,7 +88,7 @@ impl AccessTokens {
     /// # Errors
     /// [`Error::TokenUnknown`].
     pub async fn revoke(&self, id: &AccessTokenId) -> Result<AccessTokenRow> {
-        self.store.metadata.revoke_access_token(id.clone()).await
+        self.store.metadata.revoke_access_token(id.clone(), self.store.audit_entry()).await
     }
 
     /// The row of this token, if there is one and the secret is right. It may be invalid by now.

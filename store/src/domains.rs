@@ -16,7 +16,7 @@ pub use home::{DomainHome, DomainPacks, DomainTables};
 
 use crate::access::AccessTokens;
 use crate::error::{Error, Result};
-use crate::metadata::{DomainRow, DomainStep, Page};
+use crate::metadata::{AuditEntry, DomainRow, DomainStep, Page};
 use crate::{Budget, RunEnd, Store};
 use parking_lot::Mutex;
 use pfr_schema::DomainName;
@@ -32,8 +32,10 @@ const FRESH: Duration = Duration::from_secs(1);
 const PAGE: usize = 1000;
 
 /// The domains of a registry, and the open stores of this process. Cheap to clone; clones are one.
+///
+/// The second part is what the audit log will say of the changes that are made by this clone.
 #[derive(Clone, Debug)]
-pub struct Domains(Arc<Inner>);
+pub struct Domains(Arc<Inner>, Option<Arc<AuditEntry>>);
 
 #[derive(Debug)]
 struct Inner {
@@ -57,7 +59,14 @@ impl Domains {
     /// The default domain, and others in `home`. Without a home there are no others.
     #[must_use]
     pub fn new(default: Store, home: Option<DomainHome>) -> Self {
-        Self(Arc::new(Inner { default, home, open: Mutex::default(), opening: Mutex::default() }))
+        Self(Arc::new(Inner { default, home, open: Mutex::default(), opening: Mutex::default() }), None)
+    }
+
+    /// The same domains for one request: each change of the catalogue or of access tokens that it
+    /// makes is in the audit log, in the transaction of the change.
+    #[must_use]
+    pub fn audited(&self, entry: AuditEntry) -> Self {
+        Self(Arc::clone(&self.0), Some(Arc::new(entry)))
     }
 
     /// The store of the default domain.
@@ -69,7 +78,11 @@ impl Domains {
     /// The access tokens, which are kept beside the catalogue.
     #[must_use]
     pub fn access_tokens(&self) -> AccessTokens {
-        AccessTokens::new(self.0.default.clone())
+        let store = self.0.default.clone();
+        AccessTokens::new(match self.audit_entry() {
+            Some(entry) => store.audited(entry),
+            None => store,
+        })
     }
 
     /// The store of a domain. It is one that may be served: its names are known, and journaled.
@@ -140,7 +153,7 @@ impl Domains {
             return Ok((default_info(), false));
         }
         self.home()?;
-        let (row, is_new) = self.catalogue().create_domain(name.clone()).await?;
+        let (row, is_new) = self.catalogue().create_domain(name.clone(), self.audit_entry()).await?;
         // The marker is how a rebuild of a lost catalogue finds a domain that is empty.
         self.open(name).await?.mark().await?;
         Ok((info(row), is_new))
@@ -158,7 +171,7 @@ impl Domains {
         if self.catalogue().domain(name.clone()).await?.is_none() && !self.home()?.has_any(name).await? {
             return Err(Error::DomainUnknown(name.clone()));
         }
-        self.catalogue().create_domain(name.clone()).await?;
+        self.catalogue().create_domain(name.clone(), None).await?;
         self.assemble(name).await
     }
 
@@ -171,7 +184,7 @@ impl Domains {
         let Some(home) = &self.0.home else { return Ok(Vec::new()) };
         let names = home.find().await?;
         for name in &names {
-            match self.catalogue().create_domain(name.clone()).await {
+            match self.catalogue().create_domain(name.clone(), None).await {
                 Ok(_) | Err(Error::DomainBusy(_)) => {}
                 Err(error) => return Err(error),
             }
@@ -188,7 +201,7 @@ impl Domains {
         if name.is_default() {
             return Err(Error::Invalid("the default domain cannot be deleted".into()));
         }
-        let row = self.catalogue().delete_domain(name.clone()).await?;
+        let row = self.catalogue().delete_domain(name.clone(), self.audit_entry()).await?;
         self.0.open.lock().remove(name);
         Ok(info(row))
     }
@@ -265,6 +278,10 @@ impl Domains {
             }
         }
         Ok(Page { rows, next })
+    }
+
+    fn audit_entry(&self) -> Option<AuditEntry> {
+        self.1.as_deref().cloned()
     }
 
     fn catalogue(&self) -> &dyn crate::Metadata {

@@ -154,6 +154,22 @@ pub enum Error {
     /// The disk is full.
     #[error("the store's disk is full: {0}; free space and try again, nothing acknowledged is lost")]
     Full(String),
+    /// The quota of the domain is used up.
+    #[error(
+        "the quota of this domain is used up: it holds {used} of {limit} {what}{}; delete snapshots, and the next garbage collection frees \
+         what only they held",
+        if *added > 0 { format!(", and this adds {added}") } else { String::new() }
+    )]
+    QuotaExceeded {
+        /// What there is too much of: `bytes`, `blobs` or `snapshots`.
+        what: &'static str,
+        /// How many there may be.
+        limit: u64,
+        /// How many there are.
+        used: u64,
+        /// How many more there would be.
+        added: u64,
+    },
     /// The permissions of the store's files do not allow it.
     #[error("no permission for the store's {what}: {reason}")]
     NotPermitted {
@@ -210,6 +226,7 @@ impl Error {
             Self::Unprovable { .. } => ErrorCode::TooLarge,
             Self::Overloaded(_) => ErrorCode::Overloaded,
             Self::Full(_) => ErrorCode::StorageFull,
+            Self::QuotaExceeded { .. } => ErrorCode::QuotaExceeded,
             Self::PackLost(_) => ErrorCode::Unavailable,
             Self::Unavailable { .. } | Self::NotPermitted { .. } => ErrorCode::Unavailable,
             Self::Input(_) => ErrorCode::Truncated,

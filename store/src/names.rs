@@ -28,14 +28,16 @@ impl Store {
             NameChange::PutTags { .. } => None,
             NameChange::DeleteTag { .. } | NameChange::DeleteSnapshot { .. } => Some(self.metadata.make_room(Freeing::Deletion).await?),
         };
-        let done = match (once, change) {
-            (Some(once), change) => self.metadata.change_names(repository, change, once, self.options.lease).await,
-            (None, NameChange::PutTags { snapshot, moves }) => self.metadata.put_tags(repository, snapshot, moves).await,
-            (None, NameChange::DeleteTag { tag, expected }) => self.metadata.delete_tag(repository, tag, expected).await,
-            (None, NameChange::DeleteSnapshot { snapshot, etag: None }) => self.metadata.delete_snapshot(repository, snapshot).await,
-            (None, NameChange::DeleteSnapshot { snapshot, etag: Some(etag) }) => {
-                self.metadata.delete_snapshot_if(repository, snapshot, etag).await
-            }
+        let audit = self.audit_entry();
+        if once.is_some() || audit.is_some() {
+            let done = self.metadata.change_names(repository, change, once, self.options.lease, audit).await;
+            return self.journaled(done).await;
+        }
+        let done = match change {
+            NameChange::PutTags { snapshot, moves } => self.metadata.put_tags(repository, snapshot, moves).await,
+            NameChange::DeleteTag { tag, expected } => self.metadata.delete_tag(repository, tag, expected).await,
+            NameChange::DeleteSnapshot { snapshot, etag: None } => self.metadata.delete_snapshot(repository, snapshot).await,
+            NameChange::DeleteSnapshot { snapshot, etag: Some(etag) } => self.metadata.delete_snapshot_if(repository, snapshot, etag).await,
         };
         self.journaled(done).await
     }

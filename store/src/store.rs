@@ -6,7 +6,9 @@ use crate::clock::Clock;
 use crate::error::{Error, Result};
 use crate::frames::Outputs;
 use crate::live::LivePush;
-use crate::metadata::{Ancestor, Commit, Metadata, NameChange, Page, Pin, PushId, RepositoryInfo, SnapshotRow, TagMove, TagRow};
+use crate::metadata::{
+    Ancestor, AuditEntry, Commit, Metadata, NameChange, Page, Pin, PushId, RepositoryInfo, SnapshotRow, TagMove, TagRow,
+};
 use crate::places::Places;
 use crate::room::Disk;
 use bytes::Bytes;
@@ -113,6 +115,8 @@ pub struct Store {
     pub(crate) journaling: Arc<tokio::sync::Mutex<()>>,
     /// Set once the marker is known to be on storage.
     pub(crate) marked: Arc<tokio::sync::OnceCell<()>>,
+    /// What the audit log will say of the changes that are made by this clone.
+    pub(crate) audit: Option<Arc<AuditEntry>>,
 }
 
 impl Store {
@@ -161,6 +165,7 @@ impl Store {
             large_documents,
             journaling: Arc::default(),
             marked: Arc::default(),
+            audit: None,
             options: Arc::new(options),
         }
     }
@@ -176,6 +181,7 @@ impl Store {
             metadata,
             journaling: Arc::default(),
             marked: Arc::default(),
+            audit: None,
             // Named one by one: whether a new field is shared is a decision.
             options: Arc::clone(&self.options),
             ingests: Arc::clone(&self.ingests),
@@ -195,6 +201,18 @@ impl Store {
         self.packs_dir = Some(Arc::from(dir));
         self.packs_disk = Some(Arc::new(Disk::new(dir, self.options.min_free)));
         self
+    }
+
+    /// The same store for one request: each change of tags or snapshots that it makes is in the
+    /// audit log, in the transaction of the change.
+    #[must_use]
+    pub fn audited(&self, entry: AuditEntry) -> Self {
+        Self { audit: Some(Arc::new(entry)), ..self.clone() }
+    }
+
+    /// The entry of the request that this clone is for.
+    pub(crate) fn audit_entry(&self) -> Option<AuditEntry> {
+        self.audit.as_deref().cloned()
     }
 
     /// Whether both are clones of one store.
@@ -278,6 +296,7 @@ impl Store {
             subject: document.subject.map(|s| s.digest),
             tag: tag.map(|tag| TagMove { tag, expected: if_tag_is }),
             pin,
+            audit: self.audit_entry(),
         };
         let done = self.journaled(self.metadata.commit(push.clone(), commit).await).await?;
         Ok(done.of(manifest))

@@ -135,8 +135,16 @@ impl<'a> Rows<'a> {
             self.metadata.finish_pack(push.clone(), pack, sizes, part, LEASE).await?;
         }
         let tag = tag.map(|tag| tag.parse().map(|tag| TagMove { tag, expected: None })).transpose()?;
-        let commit =
-            Commit { manifest, parents: parent.into_iter().collect(), artifact_type: None, subject: None, tag, pin: None, marks: vec![] };
+        let commit = Commit {
+            manifest,
+            parents: parent.into_iter().collect(),
+            artifact_type: None,
+            subject: None,
+            tag,
+            pin: None,
+            marks: vec![],
+            audit: None,
+        };
         self.metadata.commit(push, commit).await?;
         Ok(manifest)
     }

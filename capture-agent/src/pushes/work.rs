@@ -188,8 +188,9 @@ fn count(outcome: &'static str, bytes: u64) {
     metrics::counter!(crate::metrics::PUSH_BYTES).increment(bytes);
 }
 
-/// Whether a later attempt can succeed: the registry did not answer, or its answer is retryable.
+/// Whether a later attempt can succeed: the registry did not answer, or its answer is retryable. A
+/// quota has room again when something was deleted; until then this host has the only copy.
 fn retryable(error: &Error) -> bool {
     let client = matches!(error, Error::Client(error) if error.retryable());
-    client || error.code().retryable() || error.code() == ErrorCode::PushUnknown
+    client || error.code().retryable() || matches!(error.code(), ErrorCode::PushUnknown | ErrorCode::QuotaExceeded)
 }

@@ -182,7 +182,7 @@ impl From<pfr_store::Error> for Failure {
                 Some(Suggestion::new("ls").local().repository().then(" lists its tags and snapshots"))
             }
             ErrorCode::CorruptStore => Some("pull the snapshot again: that heals the store".into()),
-            ErrorCode::StorageFull => Some(full("the store's disk", |command| command.local())),
+            ErrorCode::StorageFull => Some(full("on the store's disk", |command| command.local())),
             code => hint(code),
         };
         Self::Error { code, message: format!("local store: {error}"), hint }
@@ -240,8 +240,8 @@ fn agent_hint(code: ErrorCode) -> Option<Advice> {
 }
 
 /// How to free space where snapshots are stored.
-fn full(disk: &str, scope: impl Fn(Suggestion) -> Suggestion) -> Advice {
-    Advice::from(format!("free space on {disk}: "))
+fn full(what: &str, scope: impl Fn(Suggestion) -> Suggestion) -> Advice {
+    Advice::from(format!("free space {what}: "))
         .run(scope(Suggestion::new("stats")))
         .text(" shows what deleting each snapshot would free, ")
         .run(scope(Suggestion::new("gc")))
@@ -258,7 +258,8 @@ pub fn hint(code: ErrorCode) -> Option<Advice> {
             .here()
             .repository()
             .then(" shows where the tag is now; run the command again with --if-tag-is and that digest, or with another tag"),
-        ErrorCode::StorageFull => full("the registry's disk", |command| command),
+        ErrorCode::StorageFull => full("on the registry's disk", |command| command),
+        ErrorCode::QuotaExceeded => full("in the domain, or ask the registry's operator for more", |command| command),
         ErrorCode::Unauthorized => Suggestion::new("login").then(
             " stores a token for this registry; PF_TOKEN, too, is only for the registry of --registry, PF_REGISTRY or the configuration",
         ),
@@ -283,7 +284,9 @@ fn text_hint(code: ErrorCode) -> Option<&'static str> {
         ErrorCode::MissingBlobs => "the source is not complete; push from a copy that has every page",
         ErrorCode::PushUnknown => "the upload's lease ended; run the same command again: it sends what is missing",
         ErrorCode::Denied => "the token does not cover this repository or action; ask the registry's operator for one that does",
-        ErrorCode::Overloaded | ErrorCode::Timeout => "run the same command again in a while: it transfers what is missing",
+        ErrorCode::Overloaded | ErrorCode::RateLimited | ErrorCode::Timeout => {
+            "run the same command again in a while: it transfers what is missing"
+        }
         ErrorCode::Unavailable => {
             "is the registry up? `pf-registry serve --data DIR` starts one; --registry or PF_REGISTRY says where it is"
         }
@@ -392,6 +395,8 @@ mod tests {
         assert!(local.contains("`pf stats --local --store /s`") && local.contains("`pf gc --local --store /s`"), "{local}");
         let remote = hint(Failure::of_code(ErrorCode::StorageFull, "x"));
         assert!(remote.contains("`pf stats --registry http://r:1`") && remote.contains("`pf gc --registry http://r:1`"), "{remote}");
+        let quota = hint(Failure::of_code(ErrorCode::QuotaExceeded, "x"));
+        assert!(quota.starts_with("free space in the domain") && quota.contains("`pf stats --registry http://r:1`"), "{quota}");
         let full = pfr_client::Error::Io { action: "write", path: "/out".into(), source: io::ErrorKind::StorageFull.into() };
         assert!(!hint(full.into()).contains('`'), "neither frees space for a directory");
     }

@@ -2,6 +2,7 @@
 
 use super::{Remote, RemoteOptions, Retrying};
 use crate::error::Error;
+use pfr_schema::ErrorCode;
 use pfr_service::Backoff;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -48,9 +49,10 @@ impl<'a> Tries<'a> {
 /// The wait before the next try, after the `failures`-th failure in a row, the first of which was
 /// `elapsed` ago; `None` to give up.
 ///
-/// A registry that has answered before may be restarting: it is given time. One that never has may
-/// be a mistake in an address, and one that refuses or cuts its answers does not improve with time:
-/// both get a few tries.
+/// A registry that has answered before may be restarting: it is given time. So is one that lets
+/// this caller send only so many requests a second, and says when the next one may come. One that
+/// never has answered may be a mistake in an address, and one that refuses or cuts its answers does
+/// not improve with time: both get a few tries.
 fn after(
     error: &Error,
     retry_after: Option<Duration>,
@@ -64,7 +66,8 @@ fn after(
     }
     let wait = retry_after.unwrap_or_default().max(WAITS.wait(failures));
     let is_away = matches!(error, Error::Unreachable { .. } | Error::Foreign { .. });
-    let by_time = answered && is_away && !options.retry_for.is_zero();
+    let is_in_line = matches!(error, Error::Registry { problem } if problem.code == ErrorCode::RateLimited);
+    let by_time = answered && (is_away || is_in_line) && !options.retry_for.is_zero();
     let more = if by_time { elapsed.saturating_add(wait) <= options.retry_for } else { failures <= options.retries };
     (more && wait <= options.longest_wait).then_some(wait)
 }
@@ -109,6 +112,15 @@ mod tests {
         assert!(again(None, 4).is_none());
         let refused = Error::Internal(String::new());
         assert!(after(&refused, None, 1, Duration::ZERO, true, &options).is_none());
+    }
+
+    #[test]
+    fn a_caller_that_is_too_fast_waits_its_turn() {
+        let options = RemoteOptions { retries: 3, retry_for: 60 * SECOND, ..RemoteOptions::default() };
+        let refused = |code| Error::Registry { problem: Box::new(pfr_schema::api::Problem::new(code, "x")) };
+        let again = |code, elapsed| after(&refused(code), Some(SECOND), 40, elapsed, true, &options).is_some();
+        assert!(again(ErrorCode::RateLimited, 45 * SECOND) && !again(ErrorCode::RateLimited, 60 * SECOND));
+        assert!(!again(ErrorCode::Overloaded, SECOND) && !again(ErrorCode::QuotaExceeded, SECOND));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! How long a registry is tried again, and what a user sees of it.
 
 use crate::common::sample::{SMALL, directory};
-use crate::common::{Registry, pf, push_dir, tag};
+use crate::common::{Registry, pf, pull_dir, push_dir, tag};
 use axum::Router;
 use axum::http::StatusCode;
 use axum::response::Html;
@@ -174,4 +174,32 @@ async fn a_list_whose_next_page_is_always_there_ends_with_an_error() {
         assert!(code == 1 && stdout.is_empty() && stderr.contains("a list does not end") && stderr.contains(why), "{code}: {stderr}");
         assert!(asked.load(Ordering::Relaxed) <= most, "{why}: {asked:?}");
     }
+}
+
+/// A registry that lets a caller send only so many requests a second slows its pushes and pulls
+/// down, and fails none.
+#[tokio::test]
+async fn a_caller_that_is_limited_goes_on_by_itself() {
+    let registry = Registry::start_with(|config| (config.caller_requests_per_second, config.burst_seconds) = (3, 1)).await;
+    let heard: Arc<Mutex<Vec<Option<u32>>>> = Arc::default();
+    let patient = remote(&registry.url, Duration::from_secs(120), &heard);
+    let snapshots = [directory(SMALL, &[1, 2]), directory(SMALL, &[3, 4])];
+    for (n, snapshot) in snapshots.iter().enumerate() {
+        push_dir(&patient, snapshot.path(), &format!("t{n}")).await.unwrap();
+    }
+    let out = tempfile::tempdir().unwrap();
+    pull_dir(&patient, "t1", &out.path().join("x")).await.unwrap();
+    assert!(heard.lock().unwrap().contains(&Some(1)), "no request was refused: the test tests nothing");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_push_beyond_the_quota_says_so_at_once_with_its_exit_code_and_what_frees_room() {
+    let registry = Registry::start().await;
+    let limits = pfr_store::QuotaLimits { objects: Some(1), ..pfr_store::QuotaLimits::default() };
+    registry.store.metadata().set_quota(limits, None).await.unwrap();
+    let (home, source, url) = (tempfile::tempdir().unwrap(), directory(SMALL, &[1, 2]), registry.url.clone());
+    let run = move || pf(home.path(), &["push", source.path().to_str().unwrap(), "team/agent:t", "--registry", &url]);
+    let (code, _, stderr) = tokio::task::spawn_blocking(run).await.unwrap();
+    assert!(code == 8 && stderr.contains("it holds 0 of 1 blobs"), "{code}: {stderr}");
+    assert!(stderr.contains("hint: free space in the domain") && !stderr.contains("retrying"), "{stderr}");
 }

@@ -3,10 +3,12 @@
 use super::action::{Permission, Push, name_of};
 use super::caller::{Caller, Target};
 use crate::app::App;
+use crate::audit::Trail;
 use crate::domains::Domain;
 use crate::http::base;
 use crate::http::path::Path;
 use crate::problem::ApiError;
+use crate::rates::Throttled;
 use axum::extract::FromRequestParts;
 use axum::handler::Handler;
 use axum::http::request::Parts;
@@ -25,6 +27,8 @@ pub(crate) struct Access<A, S = RepositoryName> {
     pub(crate) domain: Arc<Domain>,
     /// Who asks: for answers that depend on what the caller may see.
     pub(crate) caller: Caller,
+    /// For the audit log: a change goes there in its own transaction.
+    pub(crate) trail: Trail,
     action: PhantomData<A>,
 }
 
@@ -33,6 +37,7 @@ impl<A: Permission, S: Scope> FromRequestParts<App> for Access<A, S> {
 
     async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, ApiError> {
         let action = A::ACTION.filter(|_| !S::is_open(app));
+        let trail = Trail::of(parts)?;
         // First: an unknown caller learns nothing, not even that a name is malformed.
         let caller = match &app.gate {
             Some(gate) if action.is_some() => gate.caller(parts).await?,
@@ -43,15 +48,23 @@ impl<A: Permission, S: Scope> FromRequestParts<App> for Access<A, S> {
         let decided = action.map_or(Ok(()), |action| caller.decide(action, &name, to.target()));
         let path = parts.uri.path();
         tracing::trace!(action = name_of(action), domain = %name, path, is_permitted = decided.is_ok(), "access decided");
+        trail.about(parts, &name, to.target()).await;
+        if S::IS_LIMITED && action.is_some() {
+            let domain = decided.is_ok().then_some(&name);
+            app.rates.admit(&caller, trail.source(), domain, parts.extensions.get::<Throttled>())?;
+        }
         decided?;
         // Only now: a caller that may not use a domain does not learn whether there is one.
         let domain = app.domains.get(&name).await?;
-        Ok(Self { to, domain, caller, action: PhantomData })
+        trail.begin(&domain).await?;
+        Ok(Self { to, domain, caller, trail, action: PhantomData })
     }
 }
 
 /// What an action is about.
 pub(crate) trait Scope: Sized + Send {
+    /// Whether requests about it count against the limits on requests.
+    const IS_LIMITED: bool = true;
     /// Reads it from the request's path.
     fn of(parts: &mut Parts) -> impl Future<Output = Result<Self, ApiError>> + Send;
     /// The same, for the decision.
@@ -104,6 +117,8 @@ impl Scope for SomeRepositories {
 pub(crate) struct Metrics;
 
 impl Scope for Metrics {
+    const IS_LIMITED: bool = false;
+
     async fn of(_parts: &mut Parts) -> Result<Self, ApiError> {
         Ok(Self)
     }

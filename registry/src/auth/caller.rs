@@ -70,13 +70,13 @@ impl Caller {
         let denied = || ApiError::new(ErrorCode::Denied, format!("the access token does not permit the action {:?} here", action.name()));
         let is_permitted = match target {
             Target::Registry => token.domain.is_none() && token.scopes.iter().any(|scope| scope.permits_everywhere(action)),
-            _ if token.domain.is_some_and(|own| own != domain) => return Err(Error::DomainUnknown(domain.clone()).into()),
+            _ if token.domain.is_some_and(|own| own != domain) => return Err(ApiError::from(Error::DomainUnknown(domain.clone())).hidden()),
             Target::Domain => token.scopes.iter().any(|scope| scope.permits_everywhere(action)),
             Target::Some => token.scopes.iter().any(|scope| scope.names(action)),
             Target::Repository(repository) => {
                 let permits = |action| token.scopes.iter().any(|scope| scope.permits(action, repository));
                 if !permits(action) && !permits(Action::Pull) {
-                    return Err(Error::RepositoryUnknown(repository.clone()).into());
+                    return Err(ApiError::from(Error::RepositoryUnknown(repository.clone())).hidden());
                 }
                 permits(action)
             }
@@ -111,21 +111,33 @@ impl Caller {
         self.decide(Action::Admin, &DomainName::default(), Target::Registry).is_ok()
     }
 
-    /// The label of its token.
+    /// The public part of its token; of the token of an issuer, its subject and issuer.
+    pub(crate) fn id(&self) -> Option<&str> {
+        match self {
+            Self::Anyone => None,
+            Self::Holder(token) => Some(token.id.as_str()),
+            Self::Subject(subject) => Some(&subject.name),
+        }
+    }
+
+    /// The label of its token; of the token of an issuer, its subject and issuer.
     pub(crate) fn label(&self) -> Option<&str> {
         match self {
             Self::Anyone => None,
             Self::Holder(token) => Some(&token.label),
+            Self::Subject(subject) => Some(&subject.name),
         }
+    }
+
+    /// The only domain that its token is for.
+    pub(crate) fn domain(&self) -> Option<&DomainName> {
+        self.grant().and_then(|token| token.domain)
     }
 
     /// A domain that is not hidden from the caller: the one that its token is for, or the default
     /// one.
     pub(crate) fn home(&self) -> DomainName {
-        match self {
-            Self::Anyone => DomainName::default(),
-            Self::Holder(token) => token.domain.clone().unwrap_or_default(),
-        }
+        self.domain().cloned().unwrap_or_default()
     }
 
     /// The repositories of a domain that the caller sees, by name.
@@ -192,7 +204,7 @@ impl Caller {
     pub(crate) async fn must_see(&self, domain: &Domain, digests: &[Digest]) -> Result<(), ApiError> {
         let hidden = self.hidden(domain, || digests.to_vec()).await?;
         match digests.iter().find(|digest| hidden.contains(digest)) {
-            Some(digest) => Err(Error::BlobUnknown { digest: *digest, kind: Kind::Blob }.into()),
+            Some(digest) => Err(ApiError::from(Error::BlobUnknown { digest: *digest, kind: Kind::Blob }).hidden()),
             None => Ok(()),
         }
     }
@@ -206,7 +218,7 @@ impl Caller {
         if self.hidden(domain, || vec![manifest]).await?.is_empty() || domain.store.metadata().has_leased(push.clone(), manifest).await? {
             return Ok(());
         }
-        Err(Error::BlobUnknown { digest: manifest, kind: Kind::Manifest }.into())
+        Err(ApiError::from(Error::BlobUnknown { digest: manifest, kind: Kind::Manifest }).hidden())
     }
 
     /// Of these digests, those of snapshots that are in no repository that the caller sees.
@@ -242,8 +254,8 @@ fn before(start: &str) -> String {
     }
 }
 
-/// Whose token a request carries, for its log line and for the page of a refusal: set once it is
-/// known.
+/// Whose token a request carries, for its log line, for the audit log and for the page of a refusal:
+/// set once it is known.
 #[derive(Clone, Default)]
 pub(crate) struct KnownCaller(Arc<OnceLock<Caller>>);
 
@@ -254,11 +266,7 @@ impl KnownCaller {
 
     /// The public part of the token; of the token of an issuer, its subject and issuer.
     pub(crate) fn id(&self) -> Option<&str> {
-        match self.0.get()? {
-            Caller::Anyone => None,
-            Caller::Holder(token) => Some(token.id.as_str()),
-            Caller::Subject(subject) => Some(&subject.name),
-        }
+        self.0.get().and_then(Caller::id)
     }
 
     /// The caller, as far as it is known.

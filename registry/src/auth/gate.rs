@@ -6,8 +6,10 @@
 
 use super::caller::{Caller, KnownCaller};
 use super::credentials::{self, Credential};
+use crate::audit::Trail;
 use crate::jwt::{Failure, Issuers};
 use crate::problem::ApiError;
+use crate::rates::Rates;
 use axum::http::request::Parts;
 use lru::LruCache;
 use parking_lot::Mutex;
@@ -33,6 +35,8 @@ struct Known {
 pub(crate) struct Gate {
     tokens: AccessTokens,
     clock: Clock,
+    /// Callers without a valid token are counted here.
+    rates: Arc<Rates>,
     /// By the hash of the complete token.
     known: Mutex<LruCache<Digest, Known>>,
     /// Those whose tokens are accepted besides our own.
@@ -40,19 +44,21 @@ pub(crate) struct Gate {
 }
 
 impl Gate {
-    pub(crate) fn new(tokens: AccessTokens, clock: Clock, issuers: Option<Arc<Issuers>>) -> Self {
-        Self { tokens, clock, known: Mutex::new(LruCache::new(TOKENS)), issuers }
+    pub(crate) fn new(tokens: AccessTokens, clock: Clock, issuers: Option<Arc<Issuers>>, rates: Arc<Rates>) -> Self {
+        Self { tokens, clock, rates, known: Mutex::new(LruCache::new(TOKENS)), issuers }
     }
 
     /// The caller of a request.
     ///
     /// # Errors
-    /// `unauthorized`, with one message for all reasons. `unavailable` if the database cannot be
-    /// asked, or an issuer for its keys: that says nothing about the token.
+    /// `unauthorized`, with one message for all reasons. `rate_limited` for a source address
+    /// without a valid token that asks too often. `unavailable` if the database cannot be asked, or
+    /// an issuer for its keys: that says nothing about the token.
     pub(super) async fn caller(&self, parts: &Parts) -> Result<Caller, ApiError> {
+        let address = parts.extensions.get::<Trail>().and_then(Trail::source);
         let refused = || {
             let detail = "an access token is needed: none was sent, or the one that was sent is unknown, has expired or was revoked";
-            ApiError::new(ErrorCode::Unauthorized, detail)
+            self.rates.stranger(address).err().unwrap_or_else(|| ApiError::new(ErrorCode::Unauthorized, detail))
         };
         let known_as = |caller: Caller| {
             if let Some(known) = parts.extensions.get::<KnownCaller>() {
@@ -62,6 +68,8 @@ impl Gate {
         };
         let token = match (credentials::of(&parts.headers), &self.issuers) {
             (Some(Credential::Ours(token)), _) => token,
+            // No question to the database, and keys are fetched now and then only: a flood is
+            // counted by its refusals.
             (Some(Credential::Issued(token)), Some(issuers)) => {
                 let subject = issuers.subject(token.expose()).await.map_err(|failure| match failure {
                     Failure::Refused(reason) => refused().because(reason),
@@ -75,10 +83,15 @@ impl Gate {
             _ => return Err(refused()),
         };
         let hash = token.hash();
-        let known = self.known.lock().get(&hash).filter(|known| known.asked.elapsed() < FRESH).map(|known| known.row.clone());
+        let known = self.known.lock().get(&hash).map(|known| (known.asked.elapsed() < FRESH, known.row.clone()));
         let row = match known {
-            Some(row) => row,
-            None => {
+            Some((true, row)) => row,
+            before => {
+                // A flood of made-up tokens must not become one of questions to the database. It
+                // comes from an address that a caller with a valid token may share.
+                if !matches!(before, Some((_, Some(_)))) {
+                    self.rates.may_try(address)?;
+                }
                 let asked = Instant::now();
                 let row = self.tokens.find(&token).await?.map(Arc::new);
                 self.known.lock().put(hash, Known { asked, row: row.clone() });

@@ -21,6 +21,6 @@ mod gate;
 
 pub(crate) use access::{Access, AllRepositories, Catalogue, Metrics, Session, SomeRepositories, action_of};
 pub(crate) use action::{Admin, Delete, Open, Pull, Push, name_of};
-pub(crate) use caller::{Caller, KnownCaller};
+pub(crate) use caller::{Caller, KnownCaller, Target};
 pub(crate) use credentials::challenges;
 pub(crate) use gate::Gate;

@@ -13,12 +13,15 @@ use crate::config::Config;
 use pfr_store::{Domains, GcPart, PrefixIndexTask, Schedule, ScrubOptions, Store, Task};
 use std::sync::Arc;
 use std::time::Duration;
-use tasks::{CollectionTask, DomainRemovalTask, ScrubTask};
+use tasks::{AuditRetentionTask, CollectionTask, DomainRemovalTask, ScrubTask};
 use tokio::sync::Semaphore;
 
 /// Time between two searches for snapshots that are not in the prefix index yet. Each is one small
 /// query.
 const PREFIX_INDEX: Duration = Duration::from_secs(300);
+
+/// Time between two looks for records of the audit log that are too old or too many.
+const AUDIT_RETENTION: Duration = Duration::from_secs(1800);
 
 /// Scheduled collections at once, in all domains together.
 const COLLECTIONS: usize = 2;
@@ -58,6 +61,12 @@ pub(crate) fn schedule(store: &Store, collector: &Collector, limits: &Limits, co
         collection("journal-summary", GcPart::JournalSummary),
         collection("merging", GcPart::Merging),
         collection("compaction", GcPart::Compaction),
+        Arc::new(AuditRetentionTask {
+            store: store.clone(),
+            interval: AUDIT_RETENTION,
+            kept: Duration::from_secs(config.audit_days.saturating_mul(86_400)),
+            rows: config.audit_rows,
+        }),
         Arc::new(PrefixIndexTask { store: store.clone(), interval: PREFIX_INDEX }),
         scrub,
     ];

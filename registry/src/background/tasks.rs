@@ -68,6 +68,37 @@ impl Task for DomainRemovalTask {
     }
 }
 
+/// Deletes records of the audit log that are too old or too many.
+pub(super) struct AuditRetentionTask {
+    pub(super) store: Store,
+    pub(super) interval: Duration,
+    pub(super) kept: Duration,
+    pub(super) rows: u64,
+}
+
+/// Records deleted in one transaction.
+const TRIMMED: usize = 5000;
+
+#[async_trait]
+impl Task for AuditRetentionTask {
+    fn name(&self) -> &'static str {
+        "audit-retention"
+    }
+
+    fn interval(&self) -> Duration {
+        self.interval
+    }
+
+    async fn run(&self, budget: &Budget) -> Result<RunEnd> {
+        while self.store.metadata().trim_audit_log(self.kept, self.rows, TRIMMED).await? > 0 {
+            if budget.is_used_up() {
+                return Ok(RunEnd::Stopped);
+            }
+        }
+        Ok(RunEnd::Finished)
+    }
+}
+
 /// Reads every pack and names what is damaged.
 pub(super) struct ScrubTask {
     pub(super) store: Store,

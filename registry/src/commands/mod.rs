@@ -3,6 +3,7 @@
 //! They are in the library so that the futures of the registry are compiled once, and not again for
 //! the binary.
 
+mod domain;
 mod fsck;
 mod gc;
 mod mirror;
@@ -99,6 +100,10 @@ pub(crate) enum Command {
     /// store.
     #[command(subcommand)]
     Token(token::TokenCommand),
+    /// Lists domains, shows and sets their quotas. May run beside a registry that serves the same
+    /// store.
+    #[command(subcommand)]
+    Domain(domain::DomainCommand),
     /// Builds a new database from packs and journal, when the old one is lost. Nothing else may use
     /// the store meanwhile.
     #[command(mut_args(of_tool), after_help = MORE)]
@@ -151,6 +156,7 @@ impl Command {
             Self::Scrub(args) => scrub::run(args),
             Self::Fsck(args) => fsck::run(args),
             Self::Token(command) => token::run(command),
+            Self::Domain(command) => domain::run(command),
             Self::Rebuild(args) => rebuild::run(args),
         }
     }

@@ -3,6 +3,7 @@
 use super::tool::{on_catalogue, print};
 use super::{MORE, Settings, of_tool};
 use crate::Error;
+use crate::audit::of_command;
 use clap::{Args, Subcommand};
 use pfr_client::{Age, human};
 use pfr_schema::api::{AccessTokenCreated, AccessTokenInfo, AccessTokenList};
@@ -106,7 +107,7 @@ fn create(args: Create) -> Result<(), Error> {
         let now = domains.default_store().options().clock.now();
         let expires_at = expires_in.map(|age| now.saturating_add(u64::try_from(age.0.as_millis()).unwrap_or(u64::MAX)));
         let new = NewAccessToken { label, domain, scopes, expires_at };
-        let (token, row) = domains.access_tokens().create(new).await.map_err(Error::Work)?;
+        let (token, row) = domains.audited(of_command("create_token")).access_tokens().create(new).await.map_err(Error::Work)?;
         Ok(AccessTokenCreated { token: token.expose().to_owned(), info: row.into() })
     })?;
     print(&created, json, |created| format!("{}\n", created.token));
@@ -133,7 +134,7 @@ fn list(args: List) -> Result<(), Error> {
 
 fn revoke(args: Revoke) -> Result<(), Error> {
     let revoked: AccessTokenInfo = on_catalogue(&args.settings.load()?, async |domains| {
-        Ok(domains.access_tokens().revoke(&args.token.0).await.map_err(Error::Work)?.into())
+        Ok(domains.audited(of_command("revoke_token")).access_tokens().revoke(&args.token.0).await.map_err(Error::Work)?.into())
     })?;
     print(&revoked, args.json, |token| format!("revoked  {} ({})\n", token.id, token.label));
     Ok(())

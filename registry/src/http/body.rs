@@ -7,6 +7,7 @@
 
 use crate::http::permit::RequestPermit;
 use crate::http::timeout::{ClientTimeout, Pace};
+use crate::rates::{Direction, Flow, Throttled};
 use axum::body::{Body, Bytes, HttpBody};
 use futures::StreamExt as _;
 use hyper::body::{Frame, SizeHint};
@@ -71,14 +72,17 @@ pub(crate) struct LeasedBody {
     permit: RequestPermit,
     /// A frame that arrived while the request had no permit.
     pending: Option<Frame<Bytes>>,
+    /// How fast it may come.
+    flow: Flow,
     lease: Arc<BodyLease>,
 }
 
 /// Leases `body` to a handler. The body returns to the [`BodyLease`] when the handler drops it.
-/// While the client is waited for, the request leaves its `permit`.
-pub(crate) fn lease(body: Body, pace: Pace, permit: RequestPermit) -> (Body, Arc<BodyLease>) {
+/// While the client is waited for, or is to wait, the request leaves its `permit`.
+pub(crate) fn lease(body: Body, pace: Pace, permit: RequestPermit, throttled: Throttled) -> (Body, Arc<BodyLease>) {
     let lease = Arc::new(BodyLease::default());
-    let leased = LeasedBody { body: Some(body), timeout: ClientTimeout::new(pace), permit, pending: None, lease: Arc::clone(&lease) };
+    let (timeout, flow) = (ClientTimeout::new(pace), Flow::of(throttled, Direction::Up));
+    let leased = LeasedBody { body: Some(body), timeout, permit, pending: None, flow, lease: Arc::clone(&lease) };
     (Body::new(leased), lease)
 }
 
@@ -96,11 +100,17 @@ impl HttpBody for LeasedBody {
             ready!(this.permit.poll_return(cx));
             return Poll::Ready(None);
         };
+        // Its client is not asked for more meanwhile, and so is not late.
+        if this.flow.poll_ready(cx).is_pending() {
+            this.permit.leave();
+            return Poll::Pending;
+        }
         match Pin::new(body).poll_frame(cx) {
             Poll::Ready(Some(Ok(frame))) => {
                 let bytes = frame.data_ref().map_or(0, Bytes::len);
                 this.lease.received.fetch_add(bytes as u64, Ordering::Relaxed);
                 this.timeout.moved(bytes);
+                this.flow.moved(bytes);
                 this.pending = Some(frame);
                 ready!(this.permit.poll_return(cx));
                 Poll::Ready(this.pending.take().map(Ok))

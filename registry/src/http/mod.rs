@@ -1,6 +1,7 @@
 //! The path of every request, whatever its handler: limits of time, number and memory, its id, its
 //! log line.
 
+pub(crate) mod address;
 pub(crate) mod base;
 pub(crate) mod body;
 pub(crate) mod conditions;

@@ -6,13 +6,14 @@ use crate::http::body::BodyLease;
 use crate::http::connections::Activity;
 use crate::http::permit::RequestPermit;
 use crate::metrics as names;
+use crate::rates::{Direction, Flow, Throttled};
 use axum::body::{Body, Bytes, HttpBody};
 use axum::http::{Method, StatusCode};
 use hyper::body::{Frame, SizeHint};
 use pfr_schema::ErrorCode;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Instant;
 
 /// A request in flight.
@@ -38,6 +39,7 @@ pub(crate) struct Observation {
 }
 
 impl Observation {
+    #[expect(clippy::too_many_arguments, reason = "the parts of a request, each of its own type, and one caller")]
     pub(crate) fn new(
         id: String,
         method: Method,
@@ -46,6 +48,7 @@ impl Observation {
         quiet: bool,
         lease: Arc<BodyLease>,
         permit: RequestPermit,
+        caller: KnownCaller,
     ) -> Self {
         metrics::gauge!(names::IN_FLIGHT).increment(1.0);
         Self {
@@ -61,7 +64,7 @@ impl Observation {
             sent: 0,
             complete: false,
             permit,
-            caller: KnownCaller::default(),
+            caller,
         }
     }
 
@@ -123,13 +126,15 @@ pub(crate) struct Observed {
     body: Body,
     observation: Observation,
     expected: Option<u64>,
+    /// How fast it may go.
+    flow: Flow,
 }
 
 impl Observed {
-    pub(crate) fn new(body: Body, mut observation: Observation) -> Self {
+    pub(crate) fn new(body: Body, mut observation: Observation, throttled: Throttled) -> Self {
         let expected = body.size_hint().exact();
         observation.complete = expected == Some(0);
-        Self { body, observation, expected }
+        Self { body, observation, expected, flow: Flow::of(throttled, Direction::Down) }
     }
 }
 
@@ -139,10 +144,13 @@ impl HttpBody for Observed {
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         let this = &mut *self;
+        ready!(this.flow.poll_ready(cx));
         let polled = Pin::new(&mut this.body).poll_frame(cx);
         match &polled {
             Poll::Ready(Some(Ok(frame))) => {
-                this.observation.sent += frame.data_ref().map_or(0, Bytes::len) as u64;
+                let bytes = frame.data_ref().map_or(0, Bytes::len);
+                this.flow.moved(bytes);
+                this.observation.sent += bytes as u64;
                 // hyper does not ask for the end of a body of known length.
                 this.observation.complete = this.expected == Some(this.observation.sent);
             }

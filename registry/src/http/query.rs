@@ -42,6 +42,11 @@ pub(crate) struct Paging {
 impl Paging {
     const MOST: usize = 1000;
 
+    /// For a list that has more parameters than these.
+    pub(crate) fn new(after: Option<String>, limit: Option<usize>) -> Self {
+        Self { after, limit }
+    }
+
     /// Cursor and checked limit.
     pub(crate) fn checked(self) -> Result<(Option<String>, usize), ApiError> {
         if self.after.as_ref().is_some_and(|cursor| cursor.len() > 1024) {

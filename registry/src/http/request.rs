@@ -1,12 +1,14 @@
 //! The outermost layer: request id, host, origin, permit, panics, problems, observation.
 
 use crate::app::App;
-use crate::auth::challenges;
+use crate::audit::{Ending, Trail};
+use crate::auth::{KnownCaller, challenges};
 use crate::http::connections::Connection;
 use crate::http::observe::{Observation, Observed};
 use crate::http::permit::{RequestPermit, wait_for};
-use crate::http::{base, body, same_origin};
+use crate::http::{address, base, body, same_origin};
 use crate::problem::ApiError;
+use crate::rates::Throttled;
 use crate::ui::Browser;
 use axum::body::Body;
 use axum::extract::{MatchedPath, Request, State};
@@ -50,11 +52,19 @@ pub(crate) async fn middleware(State(app): State<App>, request: Request, next: N
     let method = request.method().clone();
     let path = base::path_of(request.uri(), request.extensions()).to_owned();
     let browser = Browser::of(&request);
+    let from = address::source(request.extensions(), request.headers(), app.proxies);
 
     let (mut parts, body) = request.into_parts();
-    let (body, lease) = body::lease(body, app.pace, permit.clone());
-    let mut observation = Observation::new(id, method, path, route, exempt, lease, permit.clone());
-    parts.extensions.insert(observation.caller.clone());
+    let throttled = Throttled::default();
+    let (body, lease) = body::lease(body, app.pace, permit.clone(), throttled.clone());
+    let caller = KnownCaller::default();
+    let trail = Trail::new(&app.audit, &method, &route, &id, from, caller.clone());
+    parts.extensions.insert(caller.clone());
+    parts.extensions.insert(trail.clone());
+    if STREAMS.contains(&route.as_str()) {
+        parts.extensions.insert(throttled.clone());
+    }
+    let mut observation = Observation::new(id, method, path, route, exempt, lease, permit.clone(), caller);
     let response = if let Some(failure) = refused {
         drop(body);
         failure.into_response()
@@ -63,6 +73,8 @@ pub(crate) async fn middleware(State(app): State<App>, request: Request, next: N
         AssertUnwindSafe(answering).catch_unwind().await.unwrap_or_else(|panic| panicked(&*panic).into_response())
     };
 
+    let ending = Ending::of(&response);
+    trail.close(&app.domains, ending).await;
     // The rest is sending the answer, which takes as long as the client takes.
     permit.end();
     let mut response = explain(response, &mut observation, browser.as_ref());
@@ -74,7 +86,7 @@ pub(crate) async fn middleware(State(app): State<App>, request: Request, next: N
         response.headers_mut().insert(REQUEST_ID, value);
     }
     observation.answered(response.status());
-    response.map(|body| Body::new(Observed::new(body, observation)))
+    response.map(|body| Body::new(Observed::new(body, observation, throttled)))
 }
 
 /// Turns every failure into a problem, also those that no handler made: 404 and 405 of the router,

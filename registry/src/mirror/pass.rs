@@ -209,7 +209,10 @@ impl Pass<'_> {
 fn ends_pass(error: &pfr_client::Error) -> bool {
     match error {
         pfr_client::Error::Foreign { .. } => error.retryable() || error.code() == ErrorCode::Unauthorized,
-        error => matches!(error.code(), ErrorCode::Unavailable | ErrorCode::StorageFull | ErrorCode::Unauthorized),
+        error => matches!(
+            error.code(),
+            ErrorCode::Unavailable | ErrorCode::StorageFull | ErrorCode::QuotaExceeded | ErrorCode::RateLimited | ErrorCode::Unauthorized
+        ),
     }
 }
 

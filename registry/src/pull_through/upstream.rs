@@ -78,7 +78,10 @@ pub(super) fn failure(error: &Error) -> ApiError {
         _ if is_unknown(error) || matches!(code, ErrorCode::CorruptStore | ErrorCode::AmbiguousDigest) => {
             (code, format!("the upstream registry: {error}"))
         }
-        _ if matches!(code, ErrorCode::StorageFull) => (code, "no room for the blobs of the upstream registry".to_owned()),
+        // A reader can do nothing about a quota, nor about a disk.
+        _ if matches!(code, ErrorCode::StorageFull | ErrorCode::QuotaExceeded) => {
+            (ErrorCode::StorageFull, "no room for the blobs of the upstream registry".to_owned())
+        }
         _ => {
             let detail = "this is not here, and the upstream registry cannot be asked; that says nothing about what it holds, try again";
             (ErrorCode::Unavailable, detail.to_owned())

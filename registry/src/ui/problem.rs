@@ -55,7 +55,7 @@ impl Browser {
         let page = Page { domain, caller, place: Place::Elsewhere, title, trail: html! {}, body };
         let mut response = page.respond_with(failure.status);
         if let Some(seconds) = failure.retry_after() {
-            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static(seconds));
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
         response
     }

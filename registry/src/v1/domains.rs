@@ -57,11 +57,11 @@ pub(crate) async fn get(
     ),
 )]
 pub(crate) async fn put(
-    _: Access<Admin, Catalogue>,
+    Access { trail, .. }: Access<Admin, Catalogue>,
     State(app): State<App>,
     Path(name): Path<DomainName>,
 ) -> Answer<(StatusCode, Json<api::DomainInfo>)> {
-    let (domain, is_new) = app.domains.catalogue().create(&name).await?;
+    let (domain, is_new) = app.domains.catalogue().audited(trail.change(201, Some(200))).create(&name).await?;
     if is_new {
         tracing::info!(domain = %name, "domain made");
     }
@@ -79,11 +79,11 @@ pub(crate) async fn put(
     responses((status = 202, description = "It is being deleted", body = api::DomainInfo), failures::Checking),
 )]
 pub(crate) async fn delete(
-    _: Access<Admin, Catalogue>,
+    Access { trail, .. }: Access<Admin, Catalogue>,
     State(app): State<App>,
     Path(name): Path<DomainName>,
 ) -> Answer<(StatusCode, Json<api::DomainInfo>)> {
-    let domain = app.domains.catalogue().delete(&name).await?;
+    let domain = app.domains.catalogue().audited(trail.change(202, None)).delete(&name).await?;
     tracing::info!(domain = %name, "domain is being deleted");
     // Its tasks end now, and not when the catalogue is read again.
     drop(app.domains.get(&name).await);

@@ -25,7 +25,7 @@ use pfr_store::NameChange;
     responses((status = 201, description = "The new tags", body = api::Forked), failures::Tagging),
 )]
 pub(crate) async fn fork(
-    Access { to: repository, domain, .. }: Access<Push>,
+    Access { to: repository, domain, trail, .. }: Access<Push>,
     headers: HeaderMap,
     JsonBody { value: request, .. }: JsonBody<api::ForkRequest>,
 ) -> Answer<(StatusCode, Json<api::Forked>)> {
@@ -37,7 +37,7 @@ pub(crate) async fn fork(
     };
     let (change, tags) = NameChange::fork(digest, &request.prefix, request.count)?;
     if before.is_none() {
-        domain.store.change_names(&repository, change, once).await.map_err(record_conflict)?;
+        domain.store.audited(trail.change(201, None)).change_names(&repository, change, once).await.map_err(record_conflict)?;
     }
     Ok((StatusCode::CREATED, Json(api::Forked { digest, tags })))
 }

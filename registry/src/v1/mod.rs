@@ -1,6 +1,7 @@
 //! Handlers of `/v1`, one file for each group of endpoints. The extractors have parsed the request;
 //! a handler asks the store and builds the answer.
 
+pub(crate) mod audit;
 pub(crate) mod domains;
 pub(crate) mod forks;
 pub(crate) mod frames;
@@ -8,6 +9,7 @@ pub(crate) mod gc;
 pub(crate) mod inspect;
 pub(crate) mod integrity;
 pub(crate) mod pushes;
+pub(crate) mod quotas;
 pub(crate) mod repositories;
 pub(crate) mod snapshots;
 pub(crate) mod stats;

@@ -87,12 +87,13 @@ pub(crate) async fn missing(
     ),
 )]
 pub(crate) async fn commit(
-    Access { to: repository, domain, caller, .. }: Access<Push>,
+    Access { to: repository, domain, caller, trail, .. }: Access<Push>,
     Path(push): Path<PushId>,
     JsonBody { value: request, .. }: JsonBody<api::CommitRequest>,
 ) -> Answer<(StatusCode, Json<api::Committed>)> {
     caller.must_have(&domain, &push, request.manifest).await?;
-    let commit = domain.store.commit_in(&repository, &push, request.manifest, request.tag, request.if_tag_is);
+    let store = domain.store.audited(trail.change(201, Some(200)));
+    let commit = store.commit_in(&repository, &push, request.manifest, request.tag, request.if_tag_is);
     let committed = commit.await.map_err(record_conflict)?;
     metrics::counter!(COMMITS, "created" => if committed.created { "true" } else { "false" }).increment(1);
     let status = if committed.created { StatusCode::CREATED } else { StatusCode::OK };

@@ -69,7 +69,7 @@ pub(crate) async fn get(
     responses((status = 204, description = "Deleted"), failures::Tagging),
 )]
 pub(crate) async fn delete(
-    Access { to: repository, domain, .. }: Access<Delete>,
+    Access { to: repository, domain, trail, .. }: Access<Delete>,
     Path(selector): Path<Selector>,
     headers: HeaderMap,
 ) -> Answer<StatusCode> {
@@ -84,6 +84,7 @@ pub(crate) async fn delete(
     };
     let etag = expected_etag(&headers)?;
     let once = once(&headers, &("delete_snapshot", digest, etag))?;
-    domain.store.change_names(&repository, NameChange::DeleteSnapshot { snapshot: digest, etag }, once).await.map_err(record_conflict)?;
+    let store = domain.store.audited(trail.change(204, None));
+    store.change_names(&repository, NameChange::DeleteSnapshot { snapshot: digest, etag }, once).await.map_err(record_conflict)?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -69,7 +69,7 @@ pub(crate) async fn get(Access { to: repository, domain, .. }: Access<Pull>, Pat
     ),
 )]
 pub(crate) async fn put(
-    Access { to: repository, domain, .. }: Access<Push>,
+    Access { to: repository, domain, trail, .. }: Access<Push>,
     Path(tag): Path<Tag>,
     headers: HeaderMap,
     JsonBody { value: request, .. }: JsonBody<api::TagRequest>,
@@ -81,7 +81,8 @@ pub(crate) async fn put(
         None => {
             let snapshot = resolve(&domain.store, &repository, &request.snapshot).await?;
             let change = NameChange::PutTags { snapshot, moves: vec![TagMove { tag: tag.clone(), expected }] };
-            domain.store.change_names(&repository, change, once).await.map_err(record_conflict)?;
+            let store = domain.store.audited(trail.change(200, None));
+            store.change_names(&repository, change, once).await.map_err(record_conflict)?;
             snapshot
         }
     };
@@ -107,12 +108,13 @@ pub(crate) async fn put(
     responses((status = 204, description = "Deleted"), failures::Tagging),
 )]
 pub(crate) async fn delete(
-    Access { to: repository, domain, .. }: Access<Delete>,
+    Access { to: repository, domain, trail, .. }: Access<Delete>,
     Path(tag): Path<Tag>,
     headers: HeaderMap,
 ) -> Answer<StatusCode> {
     let expected = expected(&headers, None)?;
     let once = once(&headers, &("delete_tag", &tag, expected))?;
-    domain.store.change_names(&repository, NameChange::DeleteTag { tag, expected }, once).await.map_err(record_conflict)?;
+    let store = domain.store.audited(trail.change(204, None));
+    store.change_names(&repository, NameChange::DeleteTag { tag, expected }, once).await.map_err(record_conflict)?;
     Ok(StatusCode::NO_CONTENT)
 }

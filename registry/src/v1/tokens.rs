@@ -42,13 +42,13 @@ pub(crate) async fn list(
     responses((status = 201, description = "Made", body = api::AccessTokenCreated), failures::TokenCreating),
 )]
 pub(crate) async fn create(
-    _: Access<Admin, Catalogue>,
+    Access { trail, .. }: Access<Admin, Catalogue>,
     State(app): State<App>,
     JsonBody { value: request, .. }: JsonBody<api::AccessTokenRequest>,
 ) -> Answer<(StatusCode, [(HeaderName, HeaderValue); 1], Json<api::AccessTokenCreated>)> {
     let api::AccessTokenRequest { label, domain, scopes, expires_at } = request;
     let new = NewAccessToken { label, domain, scopes, expires_at };
-    let (token, row) = app.domains.catalogue().access_tokens().create(new).await?;
+    let (token, row) = app.domains.catalogue().audited(trail.change(201, None)).access_tokens().create(new).await?;
     tracing::info!(token = %row.id, label = row.label, "access token made");
     let created = api::AccessTokenCreated { token: token.expose().to_owned(), info: row.into() };
     Ok((StatusCode::CREATED, [(header::CACHE_CONTROL, HeaderValue::from_static("no-store"))], Json(created)))
@@ -62,8 +62,12 @@ pub(crate) async fn create(
     params(("token" = AccessTokenId, Path, description = "Its id")),
     responses((status = 204, description = "Revoked"), failures::TokenRevoking),
 )]
-pub(crate) async fn revoke(_: Access<Admin, Catalogue>, State(app): State<App>, Path(id): Path<AccessTokenId>) -> Answer<StatusCode> {
-    app.domains.catalogue().access_tokens().revoke(&id).await?;
+pub(crate) async fn revoke(
+    Access { trail, .. }: Access<Admin, Catalogue>,
+    State(app): State<App>,
+    Path(id): Path<AccessTokenId>,
+) -> Answer<StatusCode> {
+    app.domains.catalogue().audited(trail.change(204, None)).access_tokens().revoke(&id).await?;
     if let Some(gate) = &app.gate {
         gate.forget(&id);
     }

@@ -4,6 +4,7 @@
 
 use crate::common::snapshot::{Snapshot, snapshot};
 use crate::common::{REPO, Registry, ok, problem};
+use pfr_schema::api::AuditOutcome;
 use pfr_schema::{AccessToken, Action, Digest, ErrorCode, Kind, api, media_type};
 use pfr_store::NewAccessToken;
 use reqwest::{Method, RequestBuilder, Response};
@@ -37,6 +38,7 @@ const TABLE: &[(&str, &str, About)] = &[
     ("GET /metrics", "admin", Registry),
     ("GET /openapi.json", "open", Nothing),
     ("GET /readyz", "open", Nothing),
+    ("GET /v1/audit", "admin", Domain),
     ("GET /ui/-/icon.svg", "open", Nothing),
     ("GET /ui/-/repositories", "pull", Visible),
     ("GET /ui/-/storage", "admin", Domain),
@@ -47,6 +49,7 @@ const TABLE: &[(&str, &str, About)] = &[
     ("GET /v1/damaged", "admin", Domain),
     ("GET /v1/domains", "admin", Registry),
     ("GET /v1/domains/{domain}", "admin", Registry),
+    ("GET /v1/domains/{domain}/quota", "admin", Registry),
     ("GET /v1/gc", "admin", Domain),
     ("GET /v1/gc/{run}", "admin", Domain),
     ("GET /v1/repositories", "pull", Visible),
@@ -76,6 +79,7 @@ const TABLE: &[(&str, &str, About)] = &[
     ("POST /v1/tasks/{task}/resume", "admin", Domain),
     ("POST /v1/tokens", "admin", Registry),
     ("PUT /v1/domains/{domain}", "admin", Registry),
+    ("PUT /v1/domains/{domain}/quota", "admin", Registry),
     ("PUT /v1/repositories/{repo}/pushes/{id}/frames", "push", Repository),
     ("PUT /v1/repositories/{repo}/tags/{tag}", "push", Repository),
 ];
@@ -146,13 +150,14 @@ impl World {
         let question = json!({"tokens": [1, 2], "fingerprint": Digest::sha256(b"")});
         let mut calls = Vec::new();
         let reads = ["/livez", "/metrics", "/openapi.json", "/readyz", "/v1/damaged", "/v1/domains", "/v1/gc", "/v1/repositories"];
-        let reads = reads.into_iter().chain(["/v1/stats", "/v1/tasks", "/v1/tokens", "/v1/usage"]).map(plain);
+        let reads = reads.into_iter().chain(["/v1/audit", "/v1/stats", "/v1/tasks", "/v1/tokens", "/v1/usage"]).map(plain);
         let reads =
             reads.chain(["/snapshots", "/stats", "/tags"].map(repo)).chain(["", "/diff/base", "/lineage", "/page-manifest"].map(of_tag));
         let reads = reads.chain([tag("base"), given("/v1/gc/{run}", &self.run), given("/v1/domains/{domain}", "acme")]);
+        let quota = || given("/v1/domains/{domain}/quota", "acme");
         let pages = ["/", "/ui/-/icon.svg", "/ui/-/repositories", "/ui/-/storage", "/ui/-/style.css", "/ui/-/tasks"].map(plain);
         let of_page = |rest: &str| (format!("/ui/{{repo}}{}", rest.replace("base", "{ref}")), format!("/ui/{REPO}{rest}"));
-        let reads = reads.chain(pages).chain(["", "/base"].map(of_page));
+        let reads = reads.chain([quota()]).chain(pages).chain(["", "/base"].map(of_page));
         calls.extend(reads.map(|path| Call::new(Method::GET, path, Body::None)));
         let of_base = json!({"snapshot": "base"});
         calls.extend([
@@ -174,6 +179,7 @@ impl World {
             Call::new(Method::DELETE, by_digest, Body::None),
             Call::new(Method::DELETE, push(1, ""), Body::None),
             Call::new(Method::PUT, given("/v1/domains/{domain}", "more"), Body::None),
+            Call::new(Method::PUT, quota(), Body::Json(json!({"snapshots": 5}))),
             Call::new(Method::DELETE, given("/v1/domains/{domain}", "acme"), Body::None),
             Call::new(Method::POST, plain("/v1/tokens"), Body::Json(json!({"label": "new", "scopes": ["new:pull"]}))),
             Call::new(Method::DELETE, given("/v1/tokens/{token}", self.spare.id().as_str()), Body::None),
@@ -397,6 +403,9 @@ async fn every_route_refuses_every_caller_but_the_right_one_and_a_refusal_change
 
     let registry = Registry::start_again(data.path(), |_| ()).await;
     assert_eq!(state(&registry).await, before);
+    let refused = recorded(&registry, AuditOutcome::Refused).await;
+    let expected: BTreeSet<String> = TABLE.iter().filter(|(.., about)| *about != Nothing).map(|(route, ..)| operation_id(route)).collect();
+    assert_eq!(refused, expected, "the audit log has each refusal");
     registry.stopped().await;
     let registry = Registry::start_again(data.path(), |config| config.require_tokens = true).await;
     for call in &calls {
@@ -404,6 +413,35 @@ async fn every_route_refuses_every_caller_but_the_right_one_and_a_refusal_change
         assert!(answer.status().is_success(), "{}: {}: {:?}", call.route, answer.status(), answer.text().await);
     }
     registry.stopped().await;
+    let registry = Registry::start_again(data.path(), |_| ()).await;
+    let changes =
+        ["commit", "create_domain", "create_token", "delete_domain", "delete_snapshot", "delete_tag", "fork", "put_tag", "revoke_token"];
+    // That of `set_quota` is in the log of the domain, which is deleted.
+    assert_eq!(recorded(&registry, AuditOutcome::Done).await, changes.map(str::to_owned).into());
+    let work = ["pause_task", "resume_task", "scrub", "start_gc"];
+    assert_eq!(recorded(&registry, AuditOutcome::Begun).await, work.map(str::to_owned).into());
+    registry.stopped().await;
+}
+
+/// The operations of the audit log that ended like this, with a token.
+async fn recorded(registry: &Registry, outcome: AuditOutcome) -> BTreeSet<String> {
+    let (mut found, mut after) = (BTreeSet::new(), String::new());
+    loop {
+        let list: api::AuditList = ok(registry.get(&format!("/v1/audit?limit=1000{after}")).await).await;
+        let of_callers = list.records.into_iter().filter(|record| record.outcome == outcome);
+        found.extend(of_callers.filter(|record| record.token.is_some()).map(|record| record.operation));
+        match list.next {
+            Some(next) => after = format!("&after={next}"),
+            None => return found,
+        }
+    }
+}
+
+/// The id of the operation of a route: a page has none but the route.
+fn operation_id(route: &str) -> String {
+    let document: Value = serde_json::from_str(&pfr_registry::routes::openapi()).expect("the document is JSON");
+    let (method, path) = route.split_once(' ').expect("a method and a path");
+    document["paths"][path][method.to_lowercase()]["operationId"].as_str().unwrap_or(route).to_owned()
 }
 
 /// Without tokens, every caller may do everything, whatever it sends.

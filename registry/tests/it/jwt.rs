@@ -126,6 +126,43 @@ async fn a_snapshot_is_pushed_with_the_token_of_a_service_account() {
     assert_eq!(registry.delete(&format!("/v1/repositories/{REPO}/tags/t")).await.status(), StatusCode::FORBIDDEN);
 }
 
+#[tokio::test]
+async fn a_subject_is_named_in_the_audit_log_and_is_one_caller_with_all_its_tokens() {
+    let signer = Signer::es256("k");
+    let files = Files::new(&[&signer]);
+    let path = files.path("issuers.toml");
+    let registry = Registry::start_with(|config| {
+        (config.require_tokens, config.token_issuers) = (true, path);
+        (config.caller_requests_per_second, config.burst_seconds) = (1, 5);
+    })
+    .await;
+    let status = async |subject: &str, number: usize| {
+        let mut claims = of(subject);
+        claims["jti"] = json!(number.to_string());
+        ask(&registry, &signer.token(&claims), "/v1/tasks").await.status()
+    };
+    let mut denied = 0;
+    while status(SUBJECT, denied).await == StatusCode::FORBIDDEN {
+        denied += 1;
+        assert!(denied < 100, "never limited");
+    }
+    assert!(denied >= 5, "{denied}");
+    assert_eq!(status("system:serviceaccount:agents:other", 0).await, StatusCode::FORBIDDEN, "another subject is another caller");
+    assert_eq!(status("tenant", 0).await, StatusCode::NOT_FOUND);
+
+    let operator = registry.token(&["*:admin"]).await;
+    let list: api::AuditList = ok(ask(&registry, operator.expose(), "/v1/audit").await).await;
+    let [tenant, other, first] = &list.records[..] else { panic!("{:?}", list.records) };
+    let name = |subject: &str| Some(format!("{subject} of {ISSUER}"));
+    assert_eq!((&first.token, &first.label, &first.token_domain), (&name(SUBJECT), &None, &None));
+    assert_eq!((first.outcome, first.code.as_deref()), (api::AuditOutcome::Refused, Some("denied")));
+    assert_eq!(other.token, name("system:serviceaccount:agents:other"));
+    assert_eq!((&tenant.token, tenant.token_domain.as_ref().map(|domain| domain.as_str())), (&name("tenant"), Some("acme")));
+    let of_subject = format!("/v1/audit?token={}", name(SUBJECT).unwrap_or_default().replace(' ', "%20"));
+    let list: api::AuditList = ok(ask(&registry, operator.expose(), &of_subject).await).await;
+    assert_eq!(list.records.iter().map(|record| record.number).collect::<Vec<_>>(), [first.number]);
+}
+
 /// Everything but the id of the request.
 fn plain(mut problem: Problem) -> Problem {
     problem.request_id = None;

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
 
 mod access;
+mod audit;
 mod codecs;
 mod commands;
 mod common;
@@ -20,6 +21,8 @@ mod names;
 mod openapi;
 mod problems;
 mod protocol;
+mod quotas;
+mod rates;
 mod round_trip;
 mod shutdown;
 mod slow;

@@ -218,6 +218,7 @@ fn lists_and_numbers_in_request_bodies_have_the_bounds_that_the_registry_keeps()
         "create_token.scopes" => json!([1, 32]),
         "create_token.expires_at" => json!([0, pfr_schema::AccessToken::LATEST_END]),
         "fork.count" => json!([1, 10_000]),
+        "set_quota.bytes" | "set_quota.objects" | "set_quota.snapshots" => json!([0, pfr_schema::api::QuotaLimits::MOST]),
         "pause_task.seconds" => json!([1, 30 * 86_400]),
         _ => json!([null, config.max_digests]),
     };

@@ -1,6 +1,6 @@
 //! What snapshots cost, and what takes up room.
 
-use super::Protected;
+use super::{Protected, Quota};
 use crate::digest::Digest;
 use crate::name::{RepositoryName, Tag};
 use serde::{Deserialize, Serialize};
@@ -83,5 +83,8 @@ api! {
         pub snapshots: u64,
         /// Of these, pinned: eviction leaves them.
         pub pinned: u64,
+        /// The quota of the domain, if it has one.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub quota: Option<Quota>,
     }
 }

@@ -18,10 +18,10 @@ fn names_of_codes_are_unique_and_an_unknown_one_is_refused() {
 }
 
 #[test]
-fn only_conflicts_and_server_side_statuses_are_worth_a_retry_and_no_failure_exits_with_success() {
+fn only_conflicts_haste_and_server_side_statuses_are_worth_a_retry_and_no_failure_exits_with_success() {
     for code in ErrorCode::ALL {
         assert!((400..600).contains(&code.status()), "{code}");
-        assert!(!code.retryable() || code.status() == 409 || code.status() >= 500, "{code}");
+        assert!(!code.retryable() || matches!(code.status(), 409 | 429) || code.status() >= 500, "{code}");
         assert_ne!(code.exit_code(), 0, "{code}");
         // 2 is what a shell and clap call a usage error, 128 and up are signals.
         assert!(code.exit_code() != 2 && code.exit_code() < 128, "{code}");

@@ -62,6 +62,7 @@ impl Store {
         }
         let evictable = self.metadata.evictable(usize::MAX).await?.len() as u64;
         usage.pinned = usage.snapshots.saturating_sub(evictable);
+        usage.quota = self.metadata.quota().await?;
         Ok(usage)
     }
 }

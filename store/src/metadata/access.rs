@@ -4,7 +4,7 @@ use super::arguments::{cursor, one_more, paged};
 use super::sessions::millis;
 use super::sql::values;
 use super::tx::{Outcome, Tx};
-use super::{AccessTokenRow, Page, PushId, domains};
+use super::{AccessTokenRow, AuditEntry, Page, PushId, audit_log, domains};
 use crate::error::Error;
 use pfr_schema::{AccessScope, AccessTokenId, Digest, DomainName, RepositoryName};
 use std::time::Duration;
@@ -31,7 +31,12 @@ pub(super) async fn tokens<T: Tx>(tx: &mut T, after: Option<&str>, limit: usize)
     Ok(paged(rows.into_iter().map(row).collect(), limit, |row| row.id.to_string()))
 }
 
-pub(super) async fn create<T: Tx>(tx: &mut T, token: &AccessTokenRow, kept: Duration) -> Outcome<Option<AccessTokenRow>> {
+pub(super) async fn create<T: Tx>(
+    tx: &mut T,
+    token: &AccessTokenRow,
+    kept: Duration,
+    audit: Option<&AuditEntry>,
+) -> Outcome<Option<AccessTokenRow>> {
     let now = tx.now().await?;
     if token.expires_at.is_some_and(|end| end <= now) {
         return Err(Error::Invalid("the token would have expired already: give a time that is to come".into()).into());
@@ -49,13 +54,16 @@ pub(super) async fn create<T: Tx>(tx: &mut T, token: &AccessTokenRow, kept: Dura
     let AccessTokenRow { id, hash, label, domain, expires_at, .. } = token;
     let values = values![id, hash, label, domain.as_ref(), scopes.join(" "), now, *expires_at];
     let is_new = tx.execute(insert, values).await? > 0;
+    audit_log::note(tx, audit.filter(|_| is_new), true, |record| record.subject = Some(id.to_string())).await?;
     Ok(is_new.then(|| AccessTokenRow { created_at: now, used_at: None, revoked_at: None, ..token.clone() }))
 }
 
-pub(super) async fn revoke<T: Tx>(tx: &mut T, id: &AccessTokenId) -> Outcome<AccessTokenRow> {
+pub(super) async fn revoke<T: Tx>(tx: &mut T, id: &AccessTokenId, audit: Option<&AuditEntry>) -> Outcome<AccessTokenRow> {
     let now = tx.now().await?;
     tx.execute("UPDATE access_tokens SET revoked_at = $2 WHERE id = $1 AND revoked_at IS NULL", values![id, now]).await?;
-    token(tx, id).await?.ok_or_else(|| Error::TokenUnknown(id.clone()).into())
+    let row = token(tx, id).await?.ok_or_else(|| Error::TokenUnknown(id.clone()))?;
+    audit_log::note(tx, audit, true, |record| record.subject = Some(id.to_string())).await?;
+    Ok(row)
 }
 
 pub(super) async fn used<T: Tx>(tx: &mut T, id: &AccessTokenId, coarse: Duration) -> Outcome<()> {

@@ -3,9 +3,10 @@
 
 use super::arguments::countable;
 use super::integrity::nests;
-use super::sql::{Sql, kind_of, values};
+use super::quota::Growth;
+use super::sql::{Sql, int, kind_of, values};
 use super::tx::{Backend, Mode, Outcome, Tx};
-use super::{Audit, Discrepancy, ObjectId, PackId, children};
+use super::{Audit, Discrepancy, ObjectId, PackId, children, quota};
 use crate::error::Result;
 use pfr_schema::{Digest, Kind};
 use std::collections::{HashMap, HashSet};
@@ -40,6 +41,7 @@ async fn audit_all<T: Tx>(tx: &mut T, repair: bool) -> Outcome<Audit> {
     auditor.references(tx).await?;
     auditor.sizes(tx).await?;
     auditor.packs(tx).await?;
+    auditor.quota(tx).await?;
     if repair {
         auditor.correct(tx).await?;
     }
@@ -69,6 +71,10 @@ struct Auditor {
     live_bytes: Vec<(PackId, u64)>,
     /// Packs that are marked as emptied although blobs use them.
     revive: Vec<PackId>,
+    /// What the tables hold.
+    held: Growth,
+    /// Whether the quota says something else.
+    wrong_quota: bool,
     /// Objects that nothing holds and that collection does not know of.
     forgotten: Vec<ObjectId>,
     candidate_objects: HashSet<ObjectId>,
@@ -241,6 +247,10 @@ impl Auditor {
         let find = "SELECT pack, SUM(frame_len)::bigint, COUNT(*) FROM objects GROUP BY pack";
         let rows: Vec<(PackId, u64, u64)> = tx.query(find, &[]).await?;
         let in_packs: HashMap<PackId, (u64, u64)> = rows.into_iter().map(|(pack, bytes, objects)| (pack, (bytes, objects))).collect();
+        for (bytes, objects) in in_packs.values() {
+            self.held.bytes += int(*bytes);
+            self.held.objects += int(*objects);
+        }
         let packs: Vec<(PackId, String, u64)> = tx.query("SELECT id, state, live_bytes FROM packs ORDER BY id", &[]).await?;
         for (id, state, found) in packs {
             self.audit.packs += 1;
@@ -252,6 +262,22 @@ impl Auditor {
             if objects > 0 && state != "live" {
                 self.differs(format!("pack {id}"), format!("live: {objects} objects lie in it"), &state);
                 self.revive.push(id);
+            }
+        }
+        Ok(())
+    }
+
+    /// What the quota says is used.
+    async fn quota<T: Tx>(&mut self, tx: &mut T) -> Outcome<()> {
+        let Some(quota) = quota::quota(tx).await? else { return Ok(()) };
+        self.held.snapshots = tx.one("SELECT COUNT(*) FROM manifests", &[]).await?;
+        let Growth { bytes, objects, snapshots } = self.held;
+        for (what, expected, found) in
+            [("bytes", bytes, quota.used_bytes), ("blobs", objects, quota.used_objects), ("snapshots", snapshots, quota.used_snapshots)]
+        {
+            if expected != int(found) {
+                self.differs("quota".to_owned(), format!("{expected} {what}"), format!("{found} {what}"));
+                self.wrong_quota = true;
             }
         }
         Ok(())
@@ -272,6 +298,11 @@ impl Auditor {
             };
         }
         set(tx, set!("packs", "live_bytes", "id"), &self.live_bytes).await?;
+        if self.wrong_quota {
+            let Growth { bytes, objects, snapshots } = self.held;
+            let used = "UPDATE quota SET used_bytes = $1, used_objects = $2, used_snapshots = $3";
+            tx.execute(used, values![bytes, objects, snapshots]).await?;
+        }
         if !self.revive.is_empty() {
             let revive = "UPDATE packs SET state = 'live', draining_since = NULL WHERE id = ANY($1)";
             tx.execute(revive, values![&self.revive]).await?;

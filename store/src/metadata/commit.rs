@@ -2,11 +2,12 @@
 
 use super::arguments::check_artifact_type;
 use super::names::{Target, lock_with_targets, note, put_tags_at};
+use super::quota::Growth;
 use super::sessions::{LivePush, find_session, live_push};
 use super::snapshots::{pin_row, used};
 use super::sql::values;
 use super::tx::{Fail, Outcome, Tx};
-use super::{Commit, Committed, Ended, ObjectId, PrefixMark, PushId, leases, objects, prefixes};
+use super::{Commit, Committed, Ended, ObjectId, PrefixMark, PushId, audit_log, leases, objects, prefixes, quota};
 use crate::error::Error;
 use pfr_schema::Kind;
 use pfr_schema::journal::Record;
@@ -83,7 +84,12 @@ async fn commit_now<T: Tx>(tx: &mut T, push: &PushId, commit: &Commit) -> Outcom
         return Err(Fail::Again);
     }
     leases::ended(tx, &[number]).await?;
+    if done.created {
+        quota::grow(tx, Growth { snapshots: 1, ..Growth::default() }).await?;
+    }
     note(tx, &records).await?;
+    let tags: Vec<_> = commit.tag.iter().map(|moved| &moved.tag).collect();
+    audit_log::note(tx, commit.audit.as_ref(), done.created, |record| audit_log::about_names(record, &name, Some(digest), &tags)).await?;
     Ok(done)
 }
 

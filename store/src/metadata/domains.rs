@@ -4,7 +4,7 @@ use super::arguments::{cursor, one_more, paged};
 use super::sessions::millis;
 use super::sql::values;
 use super::tx::{Fail, Outcome, Tx};
-use super::{DomainRow, DomainStep, Page};
+use super::{AuditEntry, DomainRow, DomainStep, Page, audit_log};
 use crate::error::Error;
 use pfr_schema::DomainName;
 use std::time::Duration;
@@ -26,24 +26,29 @@ pub(super) async fn domains<T: Tx>(tx: &mut T, after: Option<&str>, limit: usize
     Ok(paged(rows.into_iter().map(row).collect(), limit, |row| row.name.to_string()))
 }
 
-pub(super) async fn create_domain<T: Tx>(tx: &mut T, name: &DomainName) -> Outcome<(DomainRow, bool)> {
+pub(super) async fn create_domain<T: Tx>(tx: &mut T, name: &DomainName, audit: Option<&AuditEntry>) -> Outcome<(DomainRow, bool)> {
     let now = tx.now().await?;
     let insert = "INSERT INTO domains (name, created_at) VALUES ($1, $2) ON CONFLICT (name) DO NOTHING";
     let is_new = tx.execute(insert, values![name, now]).await? > 0;
     match domain(tx, name).await? {
-        Some(row) if row.deleting_since.is_none() => Ok((row, is_new)),
+        Some(row) if row.deleting_since.is_none() => {
+            audit_log::note(tx, audit, is_new, |record| record.subject = Some(name.to_string())).await?;
+            Ok((row, is_new))
+        }
         Some(_) => Err(Error::DomainBusy(name.clone()).into()),
         None => Err(Fail::Again),
     }
 }
 
-pub(super) async fn delete_domain<T: Tx>(tx: &mut T, name: &DomainName) -> Outcome<DomainRow> {
+pub(super) async fn delete_domain<T: Tx>(tx: &mut T, name: &DomainName, audit: Option<&AuditEntry>) -> Outcome<DomainRow> {
     let now = tx.now().await?;
     // Waits for a process that makes the tables right now: it has locked the row.
     tx.execute("UPDATE domains SET deleting_since = $2 WHERE name = $1 AND deleting_since IS NULL", values![name, now]).await?;
     // A new domain of this name must not open to the tokens of this one.
     tx.execute("UPDATE access_tokens SET revoked_at = $2 WHERE domain = $1 AND revoked_at IS NULL", values![name, now]).await?;
-    domain(tx, name).await?.ok_or_else(|| Error::DomainUnknown(name.clone()).into())
+    let row = domain(tx, name).await?.ok_or_else(|| Error::DomainUnknown(name.clone()))?;
+    audit_log::note(tx, audit, true, |record| record.subject = Some(name.to_string())).await?;
+    Ok(row)
 }
 
 pub(super) async fn deleted_domains<T: Tx>(tx: &mut T, grace: Duration) -> Outcome<Vec<(DomainName, DomainStep)>> {

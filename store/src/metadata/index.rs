@@ -2,10 +2,11 @@
 
 use super::accept::{self, Known, Plan};
 use super::leases::lessee_with;
+use super::quota::Growth;
 use super::sessions::{extend_push, live_push, millis};
 use super::sql::{Column, Sql, int, values};
 use super::tx::{Fail, Outcome, Tx};
-use super::{Health, NewContainer, NewFrame, ObjectId, PackId, PackSizes, PackStored, PushId, children, integrity, packs};
+use super::{Health, NewContainer, NewFrame, ObjectId, PackId, PackSizes, PackStored, PushId, children, integrity, packs, quota};
 use crate::error::Error;
 use pfr_schema::run::Shape;
 use pfr_schema::{Digest, Kind};
@@ -50,9 +51,10 @@ pub(super) async fn finish_pack<T: Tx>(
     }
     let live = live_push(tx, push).await?;
     let lessee = Lessee::Session { number: live.number, until: live.now.saturating_add(millis(lease)) };
-    let stored = index(tx, pack, sizes, frames, lessee).await?;
-    // Extend the session last, so that packs of one session do not wait for each other.
+    let (stored, growth) = index(tx, pack, sizes, frames, lessee).await?;
+    // Extend the session late, so that packs of one session do not wait for each other.
     extend_push(tx, push, lease, live.now).await?;
+    quota::grow(tx, growth).await?;
     Ok(stored)
 }
 
@@ -65,7 +67,7 @@ enum Lessee {
     NoSession { until: u64 },
 }
 
-async fn index<T: Tx>(tx: &mut T, pack: PackId, sizes: PackSizes, frames: &[NewFrame], lessee: Lessee) -> Outcome<PackStored> {
+async fn index<T: Tx>(tx: &mut T, pack: PackId, sizes: PackSizes, frames: &[NewFrame], lessee: Lessee) -> Outcome<(PackStored, Growth)> {
     let known = load(tx, &accept::digests(frames)).await?;
     let plan = Plan::new(frames, known, pack, PLANNED)?;
     packs::hold(tx, pack).await?;
@@ -75,7 +77,9 @@ async fn index<T: Tx>(tx: &mut T, pack: PackId, sizes: PackSizes, frames: &[NewF
         Lessee::NoSession { until } => (until, None),
     };
     packs::go_live(tx, pack, sizes, plan.live_bytes, until, session).await?;
-    Ok(PackStored { new: plan.insert.len() as u64 })
+    let (added, lost) = (int(plan.live_bytes), plan.lost.iter().map(|(_, bytes)| int(*bytes)).sum::<i64>());
+    let new = plan.insert.len() as u64;
+    Ok((PackStored { new }, Growth { bytes: added - lost, objects: int(new), snapshots: 0 }))
 }
 
 pub(super) async fn adopt_pack<T: Tx>(
@@ -92,7 +96,10 @@ pub(super) async fn adopt_pack<T: Tx>(
     let insert = "INSERT INTO packs (key, state, keep_until) VALUES ($1, 'writing', $2) ON CONFLICT (key) DO NOTHING RETURNING id";
     let pack: Option<PackId> = tx.returning(insert, values![key, until]).await?.pop();
     let frames: Vec<NewFrame> = frames.iter().map(|f| NewFrame { container: None, ..f.clone() }).collect();
-    index(tx, pack.ok_or(Fail::Again)?, sizes, &frames, Lessee::NoSession { until }).await
+    let (stored, growth) = index(tx, pack.ok_or(Fail::Again)?, sizes, &frames, Lessee::NoSession { until }).await?;
+    // A rebuild takes in what was stored before.
+    quota::add(tx, growth).await?;
+    Ok(stored)
 }
 
 pub(super) async fn adopt_containers<T: Tx>(tx: &mut T, containers: &[(Digest, Kind, NewContainer)]) -> Outcome<Vec<Digest>> {

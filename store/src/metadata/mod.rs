@@ -13,6 +13,7 @@ pub(crate) mod accept;
 mod access;
 pub(crate) mod arguments;
 mod audit;
+mod audit_log;
 pub(crate) mod children;
 mod collect;
 mod commit;
@@ -31,6 +32,7 @@ mod packs;
 mod plan;
 mod prefixes;
 mod queue;
+mod quota;
 mod restore;
 mod rows;
 mod runs;
@@ -128,14 +130,15 @@ macro_rules! metadata_transactions {
             /// Points tags at a snapshot of the repository; all or nothing.
             put_tags(repository: RepositoryName, snapshot: Digest, moves: Vec<TagMove>) -> ()
                 = GROW |tx| names::put_tags(tx, repository, snapshot, moves);
-            /// Makes a change of tags or snapshots, once. While the lease of its session lasts, the
-            /// same change again does nothing and answers as the first did.
+            /// Makes a change of tags or snapshots. With `once`, while the lease of its session
+            /// lasts, the same change again does nothing and answers as the first did. With
+            /// `audit`, a change that was made is in the audit log, in the same transaction.
             ///
             /// # Errors
             /// Those of the change, which then may be asked for again; [`crate::Error::Invalid`] if
             /// the session stands for something else.
-            change_names(repository: RepositoryName, change: NameChange, once: Once, lease: Duration) -> ()
-                = COMPOSED |database| names::change_names(database, repository, change, once, lease);
+            change_names(repository: RepositoryName, change: NameChange, once: Option<Once>, lease: Duration, audit: Option<AuditEntry>) -> ()
+                = COMPOSED |database| names::change_names(database, repository, change, once, lease, audit);
             /// Notes that a tag that points at `at` was put there because an upstream has it there;
             /// the next move forgets it. Nothing happens if it points elsewhere by now.
             mark_followed(repository: RepositoryName, tag: Tag, at: Digest) -> () = GROW |tx| names::mark_followed(tx, repository, tag, at);
@@ -337,12 +340,14 @@ macro_rules! metadata_transactions {
             ///
             /// # Errors
             /// [`crate::Error::DomainBusy`] while a domain of this name is being deleted.
-            create_domain(name: DomainName) -> (DomainRow, bool) = GROW |tx| domains::create_domain(tx, name);
+            create_domain(name: DomainName, audit: Option<AuditEntry>) -> (DomainRow, bool)
+                = GROW |tx| domains::create_domain(tx, name, audit.as_ref());
             /// Begins the deletion of a domain; once more changes nothing.
             ///
             /// # Errors
             /// [`crate::Error::DomainUnknown`].
-            delete_domain(name: DomainName) -> DomainRow = WRITE |tx| domains::delete_domain(tx, name);
+            delete_domain(name: DomainName, audit: Option<AuditEntry>) -> DomainRow
+                = WRITE |tx| domains::delete_domain(tx, name, audit.as_ref());
             /// Domains that are being deleted, and what is next for each. `grace` passes between
             /// the first and the last time that they are emptied, and again before the row goes.
             deleted_domains(grace: Duration) -> Vec<(DomainName, DomainStep)> = READ |tx| domains::deleted_domains(tx, *grace);
@@ -369,13 +374,14 @@ macro_rules! metadata_transactions {
             /// # Errors
             /// [`crate::Error::DomainUnknown`] if it is for a domain that does not exist, or that
             /// is being deleted. [`crate::Error::Invalid`] if it would have expired already.
-            create_access_token(token: AccessTokenRow, kept: Duration) -> Option<AccessTokenRow>
-                = GROW |tx| access::create(tx, token, *kept);
+            create_access_token(token: AccessTokenRow, kept: Duration, audit: Option<AuditEntry>) -> Option<AccessTokenRow>
+                = GROW |tx| access::create(tx, token, *kept, audit.as_ref());
             /// Revokes an access token; once more changes nothing.
             ///
             /// # Errors
             /// [`crate::Error::TokenUnknown`].
-            revoke_access_token(id: AccessTokenId) -> AccessTokenRow = WRITE |tx| access::revoke(tx, id);
+            revoke_access_token(id: AccessTokenId, audit: Option<AuditEntry>) -> AccessTokenRow
+                = WRITE |tx| access::revoke(tx, id, audit.as_ref());
             /// Notes that an access token is used now, if the last note is `coarse` old.
             access_token_used(id: AccessTokenId, coarse: Duration) -> () = WRITE |tx| access::used(tx, id, *coarse);
             /// Of these digests, those of snapshots, with each repository that has the snapshot.
@@ -386,6 +392,31 @@ macro_rules! metadata_transactions {
             /// that the blob is present. Where several sessions lease it, an older one counts as
             /// one of them.
             has_leased(push: PushId, digest: Digest) -> bool = READ |tx| access::has_leased(tx, push, digest);
+
+            /// The quota of this domain, if it has one.
+            quota() -> Option<Quota> = READ |tx| quota::quota(tx);
+            /// Sets the quota of this domain; without any limit it has none. The first quota counts
+            /// what the tables hold, and every change waits for that.
+            set_quota(limits: QuotaLimits, audit: Option<AuditEntry>) -> Option<Quota>
+                = LONG_WRITE |tx| quota::set(tx, limits, audit.as_ref());
+            /// Refuses where the quota leaves no room for another blob.
+            ///
+            /// # Errors
+            /// [`crate::Error::QuotaExceeded`].
+            has_room() -> () = READ |tx| quota::has_room(tx);
+            /// Adds a record to the audit log.
+            add_audit_record(entry: AuditEntry) -> () = WRITE |tx| audit_log::add(tx, entry);
+            /// Records of the audit log.
+            ///
+            /// # Errors
+            /// [`crate::Error::Invalid`] for a cursor that is none.
+            audit_records(filter: AuditFilter, after: Option<String>, limit: usize) -> Page<AuditRecord>
+                = SNAPSHOT |tx| audit_log::records(tx, filter, after.as_deref(), *limit);
+            /// The number of the newest record of the audit log; 0 without any.
+            last_audit_record() -> u64 = READ |tx| audit_log::last(tx);
+            /// Deletes records of the audit log that are older than `kept`, and all but the newest
+            /// `rows`: at most `limit` of each. Returns how many.
+            trim_audit_log(kept: Duration, rows: u64, limit: usize) -> u64 = WRITE |tx| audit_log::trim(tx, *kept, *rows, *limit);
         }
     };
 }

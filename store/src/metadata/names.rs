@@ -9,7 +9,7 @@ use super::sessions::{find_session, millis};
 use super::snapshots::{delete_snapshot, manifest_row};
 use super::sql::{Sql, values};
 use super::tx::{Backend, Fail, Mode, Outcome, Tx};
-use super::{Ended, NameChange, ObjectId, Once, TagMove};
+use super::{AuditEntry, Ended, NameChange, ObjectId, Once, TagMove, audit_log};
 use crate::error::{Error, Result};
 use pfr_schema::api::TagState;
 use pfr_schema::journal::Record;
@@ -17,24 +17,37 @@ use pfr_schema::{Digest, RepositoryName, Tag};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Makes a change once. Deletions go on while the disk is nearly full.
+/// Makes a change, once if it is to be made once. Deletions go on while the disk is nearly full.
 pub(super) async fn change_names<B: Backend>(
     backend: &B,
     repository: RepositoryName,
     change: NameChange,
-    once: Once,
+    once: Option<Once>,
     lease: Duration,
+    audit: Option<AuditEntry>,
 ) -> Result<()> {
     let mode = if matches!(change, NameChange::PutTags { .. }) { Mode::GROW } else { Mode::WRITE };
-    let job = (repository, change, once, lease);
-    backend.run(mode, job, |tx, (repository, change, once, lease)| Box::pin(change_once(tx, repository, change, once, *lease))).await
+    let job = (repository, change, once, lease, audit);
+    backend
+        .run(mode, job, |tx, (repository, change, once, lease, audit)| {
+            Box::pin(async move {
+                if let Some(once) = once
+                    && !is_first(tx, repository, change, once, *lease).await?
+                {
+                    return Ok(());
+                }
+                make(tx, repository, change).await?;
+                audit_log::note(tx, audit.as_ref(), true, |record| audit_log::about_change(record, repository, change)).await
+            })
+        })
+        .await
 }
 
-/// Lock the session of the change first: a repetition waits there, without other locks, until the
-/// first attempt has ended.
-async fn change_once<T: Tx>(tx: &mut T, repository: &RepositoryName, change: &NameChange, once: &Once, lease: Duration) -> Outcome<()> {
+/// Whether a change is to be made now; false if it was made before. Lock the session of the change
+/// first: a repetition waits there, without other locks, until the first attempt has ended.
+async fn is_first<T: Tx>(tx: &mut T, repository: &RepositoryName, change: &NameChange, once: &Once, lease: Duration) -> Outcome<bool> {
     if let Some(session) = find_session(tx, &once.session).await? {
-        return Ok(session.was_ended_by(repository, once).map(drop)?);
+        return Ok(session.was_ended_by(repository, once).map(|_| false)?);
     }
     let now = tx.now().await?;
     let id = visible(tx, repository).await?;
@@ -43,9 +56,10 @@ async fn change_once<T: Tx>(tx: &mut T, repository: &RepositoryName, change: &Na
                 SET repository = excluded.repository, expires = excluded.expires, committed = excluded.committed WHERE pushes.expires < $5";
     let ended = Ended::by_change(change, once).to_column()?;
     let opened = tx.execute(open, values![&once.session.0, id, now.saturating_add(millis(lease)), ended, now]).await?;
-    if opened == 0 {
-        return Err(Fail::Again);
-    }
+    if opened == 0 { Err(Fail::Again) } else { Ok(true) }
+}
+
+async fn make<T: Tx>(tx: &mut T, repository: &RepositoryName, change: &NameChange) -> Outcome<()> {
     match change {
         NameChange::PutTags { snapshot, moves } => put_tags(tx, repository, snapshot, moves).await,
         NameChange::DeleteTag { tag, expected } => delete_tag(tx, repository, tag, *expected).await,

@@ -1,14 +1,15 @@
 //! Restores tags and snapshots from the journal.
 
-use super::ObjectId;
 use super::commit::insert_snapshot;
 use super::journal::{last_number, number_after};
 use super::names::{Target, point_tag, targets};
 use super::objects::release;
+use super::quota::Growth;
 use super::sessions::make_repository;
 use super::snapshots::{find_manifest, remove};
 use super::sql::{Sql, values};
 use super::tx::{Outcome, Tx};
+use super::{ObjectId, quota};
 use pfr_schema::journal::Record;
 use pfr_schema::{Digest, Kind, RepositoryName, Tag};
 use std::collections::HashMap;
@@ -69,6 +70,7 @@ impl<T: Tx> Restore<'_, T> {
         let stored: Option<(ObjectId, u64, u64)> = self.tx.first(find, values).await?;
         let Some((object, size, reach)) = stored else { return Ok(false) };
         insert_snapshot(self.tx, id, object, record, size.saturating_add(reach), None).await?;
+        quota::add(self.tx, Growth { snapshots: 1, ..Growth::default() }).await?;
         Ok(true)
     }
 

@@ -1,6 +1,7 @@
 //! Arguments and results of metadata transactions.
 
 mod access;
+mod audit_log;
 mod collection;
 mod domains;
 mod integrity;
@@ -10,6 +11,7 @@ mod prefixes;
 mod stats;
 
 pub use access::AccessTokenRow;
+pub use audit_log::{AuditEntry, AuditFilter};
 pub use collection::*;
 pub use domains::*;
 pub use integrity::*;
@@ -20,7 +22,7 @@ pub use stats::*;
 
 pub(crate) use prefixes::{PASSES, WAYPOINT, levels, short, steps, waypoints};
 
-pub use pfr_schema::api::RepositoryInfo;
+pub use pfr_schema::api::{AuditRecord, Quota, QuotaLimits, RepositoryInfo};
 use pfr_schema::api::{TagInfo, TagState};
 use pfr_schema::container::Child;
 use pfr_schema::frame::Header;
@@ -131,6 +133,8 @@ pub struct Commit {
     pub pin: Option<Pin>,
     /// Its rows in the prefix index.
     pub marks: Vec<PrefixMark>,
+    /// What the audit log will say of it, if anything.
+    pub audit: Option<AuditEntry>,
 }
 
 /// What a commit did.

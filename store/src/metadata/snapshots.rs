@@ -4,9 +4,10 @@ use super::arguments::at_most;
 use super::lists::snapshot_rows;
 use super::names::{note, visible};
 use super::objects::{lock, release};
+use super::quota::Growth;
 use super::sql::{int, values};
 use super::tx::{Fail, Outcome, Tx};
-use super::{Evictable, ObjectId, Pin, PinnedSnapshot};
+use super::{Evictable, ObjectId, Pin, PinnedSnapshot, quota};
 use crate::error::Error;
 use pfr_schema::api::snapshot_etag;
 use pfr_schema::journal::Record;
@@ -77,7 +78,8 @@ async fn delete_if<T: Tx>(tx: &mut T, repository: &RepositoryName, digest: &Dige
 pub(super) async fn remove<T: Tx>(tx: &mut T, manifest: i64, object: ObjectId) -> Outcome<()> {
     let tags = tx.execute("DELETE FROM tags WHERE manifest = $1", values![manifest]).await?;
     tx.execute("DELETE FROM manifests WHERE id = $1", values![manifest]).await?;
-    release(tx, object, int(tags) + 1).await
+    release(tx, object, int(tags) + 1).await?;
+    quota::add(tx, Growth { snapshots: -1, ..Growth::default() }).await.map(drop)
 }
 
 pub(super) async fn touch<T: Tx>(tx: &mut T, repository: &RepositoryName, digest: &Digest) -> Outcome<()> {

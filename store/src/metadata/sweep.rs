@@ -6,9 +6,10 @@
 
 use super::leases::Leases;
 use super::queue::{Entry, due, unclaimed};
-use super::sql::values;
+use super::quota::Growth;
+use super::sql::{int, values};
 use super::tx::{Fail, Outcome, Tx};
-use super::{Candidate, Collected, Lease, ObjectId, PackId, children, index};
+use super::{Candidate, Collected, Lease, ObjectId, PackId, children, index, quota};
 use crate::error::Error;
 use pfr_schema::Kind;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -48,6 +49,9 @@ pub(super) async fn set<T: Tx>(tx: &mut T, room: usize) -> Outcome<Collected> {
         tx.execute("DELETE FROM suspects WHERE id = ANY($1)", values![finished]).await?;
     }
     index::lose(tx, std::mem::take(&mut sweep.lost)).await?;
+    if sweep.deleted > 0 {
+        quota::add(tx, Growth { bytes: -int(sweep.frame_bytes), objects: -int(sweep.deleted), snapshots: 0 }).await?;
+    }
     let (released, unclaimed) = if sweep.released { (sweep.deleted, 0) } else { (0, sweep.deleted) };
     let more = !due(tx, false, 1).await?.is_empty();
     Ok(Collected { examined, released, unclaimed, frame_bytes: sweep.frame_bytes, more, ..Collected::default() })

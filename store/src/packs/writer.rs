@@ -55,6 +55,10 @@ impl PackWriter {
     /// Begins a pack, for the session `push` if it is to be finished by [`Self::finish`].
     pub(crate) async fn begin(store: &Store, push: Option<&LivePush>) -> Result<Self> {
         store.mark().await?;
+        if push.is_some() {
+            // Not after the bytes were sent. The transaction that indexes them decides.
+            store.metadata.has_room().await?;
+        }
         let renewal = push.map_or_else(|| Renewal::done(store), |push| push.renewal.clone());
         // Never reused and never derived from content: a late or repeated delete can only hit bytes
         // that no row names.
@@ -176,7 +180,7 @@ impl PackWriter {
         let sizes = self.complete().await?;
         let frames = std::mem::take(&mut self.frames);
         let stored = self.store.metadata.finish_pack(push, self.id, sizes, frames, self.store.options.lease).await;
-        if let Err(Error::Full(_)) = stored {
+        if let Err(Error::Full(_) | Error::QuotaExceeded { .. }) = stored {
             self.discard().await;
         }
         self.remove_if_lost(stored).await
@@ -215,8 +219,8 @@ impl PackWriter {
         self.wait().await
     }
 
-    /// Deletes the bytes of a pack for whose rows there was no space. Best effort: collection finds
-    /// it by its row when its lease ends.
+    /// Deletes the bytes of a pack whose rows were refused for lack of space or quota. Best effort:
+    /// collection finds it by its row when its lease ends.
     async fn discard(&mut self) {
         // Only a later transaction that finds it unfinished proves that the failed one did not take
         // place.

@@ -5,6 +5,7 @@
 #[macro_use]
 mod common;
 mod access;
+mod audit_log;
 mod catalogue;
 mod clock;
 mod codecs;
@@ -26,6 +27,7 @@ mod metadata;
 mod postgres;
 mod quarantine;
 mod queue;
+mod quota;
 mod rebuild;
 mod room;
 mod slow;

@@ -3,11 +3,11 @@
 use crate::cli::args::Df;
 use crate::cli::context::Context;
 use crate::cli::failure::Failure;
-use crate::cli::output::human::{bytes, count, now_ms, until};
+use crate::cli::output::human::{bytes, count, now_ms, number, until};
 use crate::cli::output::table::{Column, Table};
 use crate::cli::suggest::{Flags, Suggestion};
 use pfr_client::Site;
-use pfr_schema::api::{Protected, Usage};
+use pfr_schema::api::{Protected, Quota, Usage};
 use pfr_service::few;
 use std::collections::BTreeSet;
 
@@ -45,7 +45,18 @@ fn rows(usage: &Usage, local: bool, now: u64, flags: &Flags) -> Vec<[String; 3]>
         rows.push(("unfinished", usage.unfinished_bytes, note));
     }
     rows.push(("total", usage.disk_bytes, String::new()));
-    rows.into_iter().map(|(what, size, note)| [what.to_owned(), bytes(size), note]).collect()
+    let rows = rows.into_iter().map(|(what, size, note)| [what.to_owned(), bytes(size), note]);
+    rows.chain(usage.quota.as_ref().map(quota)).collect()
+}
+
+/// The quota of the domain: garbage and leased blobs count, dead space does not.
+fn quota(quota: &Quota) -> [String; 3] {
+    let limits = &quota.limits;
+    let of = |used: u64, limit: Option<u64>, noun: &str| limit.map(|limit| format!("{} of {}", number(used), count(limit, noun)));
+    let used = limits.bytes.map(|_| format!("{} used", bytes(quota.used_bytes)));
+    let objects = of(quota.used_objects, limits.objects, "blob");
+    let notes: Vec<String> = [used, objects, of(quota.used_snapshots, limits.snapshots, "snapshot")].into_iter().flatten().collect();
+    ["quota".to_owned(), limits.bytes.map(bytes).unwrap_or_default(), notes.join(", ")]
 }
 
 fn ends(end: Option<u64>, now: u64) -> String {
@@ -88,7 +99,16 @@ pub fn unfinished(usage: &Usage, now: u64, flags: &Flags) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pfr_schema::api::OpenSession;
+    use pfr_schema::api::{OpenSession, QuotaLimits};
+
+    #[test]
+    fn a_quota_shows_its_limits_and_what_is_used_of_them() {
+        let shown = |limits| super::quota(&Quota { limits, used_bytes: 2048, used_objects: 1, used_snapshots: 12_345 }).join(" | ");
+        let all = QuotaLimits { bytes: Some(4096), objects: Some(1), snapshots: Some(20_000) };
+        assert_eq!(shown(all), "quota | 4.00 KiB | 2.00 KiB used, 1 of 1 blob, 12,345 of 20,000 snapshots");
+        let snapshots = QuotaLimits { snapshots: Some(1), ..QuotaLimits::default() };
+        assert_eq!(shown(snapshots), "quota |  | 12,345 of 1 snapshot");
+    }
 
     #[test]
     fn each_row_says_what_frees_it_and_when() {

@@ -29,7 +29,7 @@ async fn upload(metadata: &dyn Metadata, universe: &Universe) {
 async fn commit(metadata: &dyn Metadata, session: &str, manifest: Digest) -> bool {
     let push = PushId(session.into());
     metadata.open_push(push.clone(), repository(), LEASE).await.unwrap();
-    let commit = Commit { manifest, parents: vec![], artifact_type: None, subject: None, tag: None, pin: None, marks: vec![] };
+    let commit = Commit { manifest, parents: vec![], artifact_type: None, subject: None, tag: None, pin: None, marks: vec![], audit: None };
     metadata.commit(push, commit).await.unwrap().created
 }
 
@@ -112,6 +112,7 @@ async fn a_pin_is_taken_back_only_for_the_reason_it_was_given() {
             tag: None,
             pin: Some(Pin::UntilPushed),
             marks: vec![],
+            audit: None,
         };
         metadata.commit(PushId("pinned".into()), commit).await.unwrap();
         assert!(!evictable().await, "{name}");

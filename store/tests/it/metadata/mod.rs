@@ -103,6 +103,7 @@ async fn lists_come_in_pages_that_join_without_gaps() {
                 tag: Some(TagMove { tag: tag(&format!("tag-{snapshot}")), expected: None }),
                 pin: None,
                 marks: vec![],
+                audit: None,
             };
             metadata.commit(push, commit).await.unwrap();
         }
@@ -146,6 +147,7 @@ async fn what_cannot_be_is_refused_alike_and_a_list_without_limit_is_whole() {
             tag: Some(TagMove { tag: tag("t"), expected: None }),
             pin: None,
             marks: vec![],
+            audit: None,
         };
         // Texts that one of the databases cannot keep.
         for artifact_type in ["a\0b", &"a".repeat(256)] {

@@ -6,7 +6,7 @@ use pfr_schema::codec::Codec;
 use pfr_schema::container::Container;
 use pfr_schema::frame::Header;
 use pfr_schema::{Digest, ErrorCode, Kind, Limits};
-use pfr_store::{Commit, Health, Metadata, NewContainer, NewFrame, PackSizes, PushId};
+use pfr_store::{AuditFilter, Commit, Health, Metadata, NewContainer, NewFrame, PackSizes, PushId};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
@@ -98,9 +98,20 @@ pub struct Model {
     pub objects: HashMap<Digest, Object>,
     pub snapshots: BTreeSet<Digest>,
     pub tags: BTreeMap<usize, Digest>,
+    /// Blobs and snapshots that there may be.
+    pub quota: Option<(u64, u64)>,
+    /// The times of the records of the audit log.
+    pub noted: Vec<u64>,
 }
 
 impl Model {
+    /// A change that may be noted in the audit log.
+    pub fn changed(&mut self, is_noted: bool) {
+        if is_noted {
+            self.noted.push(self.now);
+        }
+    }
+
     pub fn refs(&self, digest: &Digest) -> u64 {
         let containers = self.objects.values().filter(|o| o.children.contains(digest)).count();
         let names = usize::from(self.snapshots.contains(digest)) + self.tags.values().filter(|d| *d == digest).count();
@@ -177,7 +188,10 @@ impl Model {
     /// What an upload should do: the number of new blobs. All or nothing.
     pub fn upload(&mut self, push: usize, blobs: &[Blob], frames: &[(usize, NewFrame)]) -> Result<u64, ErrorCode> {
         let (open, objects) = (self.open.clone(), self.objects.clone());
-        let done = self.try_upload(push, blobs, frames);
+        let done = self.try_upload(push, blobs, frames).and_then(|new| {
+            let is_over = new > 0 && self.quota.is_some_and(|(limit, _)| self.objects.len() as u64 > limit);
+            if is_over { Err(ErrorCode::QuotaExceeded) } else { Ok(new) }
+        });
         if done.is_err() {
             (self.open, self.objects) = (open, objects);
         }
@@ -236,6 +250,12 @@ impl Model {
         {
             return Err(ErrorCode::TagMoved);
         }
+        if let Some((objects, snapshots)) = self.quota.filter(|_| !self.snapshots.contains(&commit.manifest))
+            && (self.objects.len() as u64 > objects || self.snapshots.len() as u64 >= snapshots)
+        {
+            return Err(ErrorCode::QuotaExceeded);
+        }
+        self.changed(commit.audit.is_some());
         self.snapshots.insert(commit.manifest);
         if let Some(t) = tag {
             self.tags.insert(t, commit.manifest);
@@ -340,6 +360,9 @@ impl Model {
         }
         let audit = metadata.audit(false).await.unwrap();
         assert_eq!(audit.wrong, 0, "{:?}", audit.discrepancies);
+        let filter = AuditFilter { with_registry: true, oldest_first: true, ..AuditFilter::default() };
+        let noted = metadata.audit_records(filter, None, 1000).await.unwrap().rows;
+        assert_eq!(noted.iter().map(|record| record.at).collect::<Vec<_>>(), self.noted, "{noted:?}");
         let tags = metadata.tags(repository(), None, 100).await;
         let snapshots = metadata.snapshots(repository(), None, 100).await;
         if self.snapshots.is_empty() {

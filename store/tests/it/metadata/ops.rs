@@ -6,8 +6,8 @@ use crate::common::{repository, tag};
 use pfr_schema::api::{TagState, snapshot_etag};
 use pfr_schema::{Digest, ErrorCode, Kind};
 use pfr_store::{
-    Commit, Damage, Error, GcRun, GcTrigger, JournalRow, Metadata, Moved, NameChange, Once, PackId, PackSizes, PackState, Pin, PushId,
-    TagMove,
+    AuditEntry, AuditRecord, Commit, Damage, Error, GcRun, GcTrigger, JournalRow, Metadata, Moved, NameChange, Once, PackId, PackSizes,
+    PackState, Pin, PushId, QuotaLimits, TagMove,
 };
 use proptest::prelude::*;
 use std::collections::BTreeSet;
@@ -89,6 +89,10 @@ pub enum Op {
         id: u8,
         finished: bool,
     },
+    /// Blobs and snapshots that there may be; none for no quota.
+    SetQuota(Option<(u64, u64)>),
+    /// Forget what the audit log noted so many seconds ago.
+    TrimAuditLog(u64),
 }
 
 pub fn op() -> impl Strategy<Value = Op> {
@@ -115,6 +119,8 @@ pub fn op() -> impl Strategy<Value = Op> {
         1 => (1..5_usize).prop_map(Op::Journal),
         1 => any::<usize>().prop_map(Op::ForgetJournal),
         1 => (0..6_u8, any::<bool>()).prop_map(|(id, finished)| Op::GcRun { id, finished }),
+        2 => proptest::option::of((5..60_u64, 1..7_u64)).prop_map(Op::SetQuota),
+        1 => (0..120_u64).prop_map(Op::TrimAuditLog),
         2 => (1..90_u64).prop_map(Op::Wait),
         3 => (1..20_usize).prop_map(Op::Collect),
         1 => Just(Op::Compact),
@@ -188,8 +194,16 @@ async fn collect(metadata: &dyn Metadata, universe: &Universe, model: &mut Model
     assert_eq!(deleted, gone.len() as u64, "what collection says it deleted");
 }
 
+/// What the audit log says of a change; at every other step there is none.
+fn entry(step: usize) -> Option<AuditEntry> {
+    let token = step.is_multiple_of(3).then(|| "a token".to_owned());
+    let record = AuditRecord { operation: format!("step {step}"), status: Some(201), token, ..AuditRecord::default() };
+    let entry = AuditEntry { record, status_if_there: Some(200), of_registry: step.is_multiple_of(5) };
+    (!step.is_multiple_of(2)).then_some(entry)
+}
+
 /// Changes names, at every other step as a caller that repeats each request: the second time
-/// changes nothing.
+/// changes nothing, and is not noted again.
 async fn change(metadata: &dyn Metadata, change: NameChange, step: usize) -> pfr_store::Result<()> {
     if step.is_multiple_of(2) {
         return match change {
@@ -200,10 +214,10 @@ async fn change(metadata: &dyn Metadata, change: NameChange, step: usize) -> pfr
         };
     }
     let once = |request: &str| Once { session: PushId(format!("change-{step}")), request: Digest::sha256(request.as_bytes()) };
-    metadata.change_names(repository(), change.clone(), once("this"), LEASE).await?;
+    metadata.change_names(repository(), change.clone(), Some(once("this")), LEASE, entry(step)).await?;
     let changes = metadata.unjournaled(usize::MAX).await.unwrap();
-    metadata.change_names(repository(), change.clone(), once("this"), LEASE).await.unwrap();
-    let other = metadata.change_names(repository(), change, once("that"), LEASE).await.unwrap_err();
+    metadata.change_names(repository(), change.clone(), Some(once("this")), LEASE, entry(step)).await.unwrap();
+    let other = metadata.change_names(repository(), change, Some(once("that")), LEASE, entry(step)).await.unwrap_err();
     assert_eq!(other.code(), ErrorCode::InvalidRequest, "{other}");
     assert_eq!(metadata.unjournaled(usize::MAX).await.unwrap(), changes, "a repeated change is made once");
     Ok(())
@@ -288,7 +302,16 @@ pub async fn apply(metadata: &dyn Metadata, op: &Op, universe: &Universe, model:
         Op::Commit { push, snapshot, tag: tag_number, expected } => {
             let move_tag = tag_number.map(|t| TagMove { tag: tag(&format!("t{t}")), expected: universe.state(*expected) });
             let manifest = universe.manifest(*snapshot);
-            let commit = Commit { manifest, parents: vec![], artifact_type: None, subject: None, tag: move_tag, pin: None, marks: vec![] };
+            let commit = Commit {
+                manifest,
+                parents: vec![],
+                artifact_type: None,
+                subject: None,
+                tag: move_tag,
+                pin: None,
+                marks: vec![],
+                audit: entry(step),
+            };
             let found = metadata.commit(session(model, push), commit.clone()).await;
             compare(model.commit(*push, &commit, *tag_number), found)
         }
@@ -322,6 +345,7 @@ pub async fn apply(metadata: &dyn Metadata, op: &Op, universe: &Universe, model:
                 model.tags = after;
                 Ok(())
             });
+            model.changed(outcome.is_ok() && entry(step).is_some());
             compare(outcome, found)
         }
         Op::DeleteTag { tag: t, expected } => {
@@ -333,6 +357,7 @@ pub async fn apply(metadata: &dyn Metadata, op: &Op, universe: &Universe, model:
                 }
                 model.tags.remove(t).map(|_| ()).ok_or(ErrorCode::TagUnknown)
             });
+            model.changed(outcome.is_ok() && entry(step).is_some());
             compare(outcome, found)
         }
         Op::DeleteSnapshot(snapshot, seen) => {
@@ -353,6 +378,7 @@ pub async fn apply(metadata: &dyn Metadata, op: &Op, universe: &Universe, model:
                 model.tags.retain(|_, d| *d != manifest);
                 Ok(())
             });
+            model.changed(outcome.is_ok() && entry(step).is_some());
             compare(outcome, found)
         }
         Op::Abort(push) => {
@@ -465,6 +491,20 @@ pub async fn apply(metadata: &dyn Metadata, op: &Op, universe: &Universe, model:
                 report: format!("{{\"step\":{step}}}"),
             };
             compare(Ok(()), metadata.record_gc_run(run).await)
+        }
+        Op::SetQuota(limits) => {
+            model.quota = *limits;
+            let (objects, snapshots) = limits.unzip();
+            let quota = metadata.set_quota(QuotaLimits { bytes: None, objects, snapshots }, None).await.unwrap();
+            let used = quota.map(|quota| (quota.used_objects, quota.used_snapshots));
+            same(&limits.map(|_| (model.objects.len() as u64, model.snapshots.len() as u64)), &used)
+        }
+        Op::TrimAuditLog(seconds) => {
+            let kept = Duration::from_secs(*seconds);
+            let old = model.now.saturating_sub(seconds * 1000);
+            let before = model.noted.len();
+            model.noted.retain(|at| *at >= old);
+            same(&((before - model.noted.len()) as u64), &metadata.trim_audit_log(kept, 1 << 40, 1000).await.unwrap())
         }
     }
 }

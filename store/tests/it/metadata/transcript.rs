@@ -4,7 +4,7 @@
 use super::model::Universe;
 use crate::common::repository;
 use pfr_schema::Digest;
-use pfr_store::{FullPack, Metadata, NamesCursor, ObjectId, PackId, PinnedSnapshot};
+use pfr_store::{AuditFilter, AuditRecord, FullPack, Metadata, NamesCursor, ObjectId, PackId, PinnedSnapshot};
 use std::collections::{BTreeSet, HashMap};
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -56,7 +56,41 @@ pub async fn of(metadata: &dyn Metadata, universe: &Universe) -> String {
         }
     }
     pages(&mut text, metadata).await;
+    writeln!(text, "{:?} {:?}", metadata.quota().await.unwrap(), metadata.has_room().await.map_err(|e| e.to_string())).unwrap();
+    audit_log(&mut text, metadata).await;
     text
+}
+
+/// The audit log in both orders, by pages, with and without conditions. Of numbers only the order
+/// means something.
+async fn audit_log(text: &mut String, metadata: &dyn Metadata) {
+    let all = AuditFilter { with_registry: true, ..AuditFilter::default() };
+    for filter in [
+        all.clone(),
+        AuditFilter::default(),
+        AuditFilter { oldest_first: true, ..all.clone() },
+        AuditFilter { token: Some("a token".into()), ..all.clone() },
+        AuditFilter { repository: Some(repository()), since: Some(1_020_000), until: Some(1_200_000), ..all.clone() },
+        AuditFilter { repository: Some("another".parse().unwrap()), ..all.clone() },
+        AuditFilter { token: Some("no\0token".into()), ..all },
+    ] {
+        let (mut records, mut after): (Vec<AuditRecord>, Option<String>) = (Vec::new(), None);
+        loop {
+            let page = metadata.audit_records(filter.clone(), after, 3).await.unwrap();
+            records.extend(page.rows);
+            after = page.next;
+            if after.is_none() {
+                break;
+            }
+        }
+        let is_next = |a: &AuditRecord, b: &AuditRecord| if filter.oldest_first { a.number < b.number } else { a.number > b.number };
+        assert!(records.is_sorted_by(is_next), "{filter:?}: {records:?}");
+        let newest = metadata.last_audit_record().await.unwrap();
+        assert!(records.iter().all(|record| record.number <= newest));
+        for record in records {
+            writeln!(text, "{:?}", AuditRecord { number: 0, ..record }).unwrap();
+        }
+    }
 }
 
 /// Changes and the journal. Only the order of numbers means something: a transaction that is taken

@@ -1,0 +1,112 @@
+//! The quota of a domain: what is used is kept beside the limits, so that no change counts rows.
+//!
+//! Without a quota there is no row, and the updates here touch nothing. With one, every transaction
+//! that changes what is stored ends with the update of that row. So the transactions of a domain
+//! with a quota end one after another, and a limit is kept exactly. The row is locked after
+//! everything else but the tables of changes and of the audit log: its holder waits for none of
+//! those that wait for it.
+
+use super::sql::{Sql, values};
+use super::tx::{Outcome, Tx};
+use super::{AuditEntry, Quota, QuotaLimits, audit_log};
+use crate::error::Error;
+
+/// What a transaction adds to what is stored; below zero, what it takes away.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Growth {
+    /// Bytes of frames of blobs.
+    pub bytes: i64,
+    /// Blobs.
+    pub objects: i64,
+    /// Snapshots.
+    pub snapshots: i64,
+}
+
+type Row = (Option<u64>, Option<u64>, Option<u64>, u64, u64, u64);
+
+macro_rules! columns {
+    () => {
+        "bytes, objects, snapshots, used_bytes, used_objects, used_snapshots"
+    };
+}
+
+fn row((bytes, objects, snapshots, used_bytes, used_objects, used_snapshots): Row) -> Quota {
+    Quota { limits: QuotaLimits { bytes, objects, snapshots }, used_bytes, used_objects, used_snapshots }
+}
+
+pub(super) async fn quota<T: Tx>(tx: &mut T) -> Outcome<Option<Quota>> {
+    Ok(tx.first(concat!("SELECT ", columns!(), " FROM quota"), &[]).await?.map(row))
+}
+
+/// Refuses an upload that could store nothing. One that stores nothing new passes until it begins a
+/// pack.
+pub(super) async fn has_room<T: Tx>(tx: &mut T) -> Outcome<()> {
+    let Some(Quota { limits, used_bytes, used_objects, .. }) = quota(tx).await? else { return Ok(()) };
+    for (what, limit, used) in [("bytes", limits.bytes, used_bytes), ("blobs", limits.objects, used_objects)] {
+        if let Some(limit) = limit.filter(|limit| used >= *limit) {
+            return Err(Error::QuotaExceeded { what, limit, used, added: 0 }.into());
+        }
+    }
+    Ok(())
+}
+
+/// Adds to what is used, whatever the limits say. Returns the quota as it is then.
+pub(super) async fn add<T: Tx>(tx: &mut T, growth: Growth) -> Outcome<Option<Quota>> {
+    let update = concat!(
+        "UPDATE quota SET used_bytes = used_bytes + $1, used_objects = used_objects + $2, used_snapshots = used_snapshots + $3 RETURNING ",
+        columns!()
+    );
+    let Growth { bytes, objects, snapshots } = growth;
+    Ok(tx.returning(update, values![bytes, objects, snapshots]).await?.pop().map(row))
+}
+
+/// Adds to what is used, if the limits allow it. A snapshot needs room in every respect: its blobs
+/// are stored already, and a commit would keep them.
+pub(super) async fn grow<T: Tx>(tx: &mut T, growth: Growth) -> Outcome<()> {
+    let Some(quota) = add(tx, growth).await? else { return Ok(()) };
+    let Quota { limits, used_bytes, used_objects, used_snapshots } = quota;
+    for (what, limit, used, added) in [
+        ("bytes", limits.bytes, used_bytes, growth.bytes),
+        ("blobs", limits.objects, used_objects, growth.objects),
+        ("snapshots", limits.snapshots, used_snapshots, growth.snapshots),
+    ] {
+        let is_more = added > 0 || growth.snapshots > 0;
+        if let Some(limit) = limit.filter(|limit| is_more && used > *limit) {
+            let added = added.max(0).unsigned_abs();
+            return Err(Error::QuotaExceeded { what, limit, used: used.saturating_sub(added), added }.into());
+        }
+    }
+    Ok(())
+}
+
+/// What the tables hold: counted, which takes as long as reading the index of all objects.
+pub(super) async fn measure<T: Tx>(tx: &mut T) -> Outcome<Growth> {
+    Ok(Growth {
+        bytes: tx.one("SELECT COALESCE(SUM(live_bytes), 0)::bigint FROM packs", &[]).await?,
+        objects: tx.one("SELECT COUNT(*) FROM objects", &[]).await?,
+        snapshots: tx.one("SELECT COUNT(*) FROM manifests", &[]).await?,
+    })
+}
+
+pub(super) async fn set<T: Tx>(tx: &mut T, limits: &QuotaLimits, audit: Option<&AuditEntry>) -> Outcome<Option<Quota>> {
+    // A transaction that has changed something ended before this lock, and is counted. One that
+    // changes something later finds the row.
+    const ALONE: Sql = Sql::only_postgres("LOCK TABLE objects, packs, manifests IN SHARE ROW EXCLUSIVE MODE");
+    let QuotaLimits { bytes, objects, snapshots } = *limits;
+    if limits.is_none() {
+        tx.execute("DELETE FROM quota", &[]).await?;
+    } else {
+        let update = "UPDATE quota SET bytes = $1, objects = $2, snapshots = $3";
+        if tx.execute(update, values![bytes, objects, snapshots]).await? == 0 {
+            tx.execute(ALONE, &[]).await?;
+            let used = measure(tx).await?;
+            let insert = "INSERT INTO quota (id, bytes, objects, snapshots, used_bytes, used_objects, used_snapshots)
+                          VALUES (1, $1, $2, $3, $4, $5, $6) ON CONFLICT (id) DO UPDATE
+                          SET bytes = excluded.bytes, objects = excluded.objects, snapshots = excluded.snapshots";
+            tx.execute(insert, values![bytes, objects, snapshots, used.bytes, used.objects, used.snapshots]).await?;
+        }
+    }
+    let now = quota(tx).await?;
+    audit_log::note(tx, audit, true, |_| ()).await?;
+    Ok(now)
+}
