@@ -103,6 +103,11 @@ pub struct Groups {
     hash: bool,
 }
 
+/// Brings the blobs of a range into a buffer of their length.
+type Fill<'a> = dyn FnMut(Range<usize>, &mut [u8]) -> Result<()> + 'a;
+/// Takes blobs that have passed.
+type Done<'a> = dyn FnMut(&Filled<'_>) -> Result<()> + 'a;
+
 /// Blobs that lie in the buffer, one after the other.
 pub struct Filled<'a> {
     /// Which of the blobs.
@@ -125,12 +130,7 @@ impl Groups {
     /// # Errors
     /// The first error of `fill` or `done`; a blob that is larger than the buffer, or that is not
     /// what was promised.
-    pub fn each(
-        &mut self,
-        blobs: &[Promise],
-        fill: &mut dyn FnMut(Range<usize>, &mut [u8]) -> Result<()>,
-        done: &mut dyn FnMut(&Filled<'_>) -> Result<()>,
-    ) -> Result<()> {
+    pub fn each(&mut self, blobs: &[Promise], fill: &mut Fill<'_>, done: &mut Done<'_>) -> Result<()> {
         let mut start = 0;
         while start < blobs.len() {
             let count = group(&blobs[start..], self.buffer.len);
@@ -155,13 +155,7 @@ impl Groups {
     ///
     /// # Errors
     /// As [`Self::each`].
-    pub fn pack(
-        &mut self,
-        path: &Path,
-        blobs: &[Promise],
-        direct: bool,
-        fill: &mut dyn FnMut(Range<usize>, &mut [u8]) -> Result<()>,
-    ) -> Result<Vec<Piece>> {
+    pub fn pack(&mut self, path: &Path, blobs: &[Promise], direct: bool, fill: &mut Fill<'_>) -> Result<Vec<Piece>> {
         let flags = if direct { OFlags::DIRECT.bits() } else { 0 };
         let file = OpenOptions::new().write(true).create_new(true).custom_flags(flags.cast_signed()).open(path)?;
         let (mut at, mut placed) = (0, Vec::with_capacity(blobs.len()));

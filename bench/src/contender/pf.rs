@@ -41,10 +41,10 @@ pub fn cold(programs: &Programs) -> Found {
 /// Finds both programs.
 fn find(programs: &Programs, compression: Compression) -> Found {
     let Programs { pf, pf_registry: registry, .. } = programs.clone();
-    match [&pf, &registry].into_iter().find(|program| !program.is_file()) {
-        Some(program) => Err(format!("{} is not there: cargo build --release --workspace --bins", program.display())),
-        None => Ok(Box::new(Pf { pf, registry, compression })),
+    if let Some(program) = [&pf, &registry].into_iter().find(|program| !program.is_file()) {
+        return Err(format!("{} is not there: cargo build --release --workspace --bins", program.display()));
     }
+    Ok(Box::new(Pf { pf, registry, compression }))
 }
 
 /// The fields that are read from `--json` of a push or a pull.

@@ -104,7 +104,7 @@ async fn strangers_are_limited_by_their_address() {
     let mut n = 0_u8;
     let passed = before_a_refusal(StatusCode::UNAUTHORIZED, async || {
         n += 1;
-        ask((n % 2 == 0).then(|| AccessToken::new([n; 8], [n; 32]))).await
+        ask(n.is_multiple_of(2).then(|| AccessToken::new([n; 8], [n; 32]))).await
     })
     .await;
     assert!(passed >= 5, "{passed}");
