@@ -2,10 +2,10 @@
 //! every byte is read once from the page cache, hashed once with SHA-256, four blobs side by side,
 //! compared, and written into 64 MiB files that are on disk when it returns.
 //!
-//! Each thread reads blobs into its buffer, hashes them while they are in the cache of its core, and
-//! writes the buffer. There are more threads than cores: while one waits for the disk, another one
-//! hashes. Files are written past the page cache (`O_DIRECT`) where [`Plan::direct`] says so; which
-//! is better depends on the disk, and `pf-bench floor` finds out.
+//! Each thread reads blobs into its buffer, hashes them while they are in the cache of its core,
+//! and writes the buffer. There are more threads than cores: while one waits for the disk, another
+//! one hashes. Files are written past the page cache (`O_DIRECT`) where [`Plan::direct`] says so;
+//! which is better depends on the disk, and `pf-bench floor` finds out.
 
 use crate::Result;
 use crate::pack::{BUFFER, Groups, Piece, Promise, Source, split};

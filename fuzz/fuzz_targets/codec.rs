@@ -1,8 +1,8 @@
 #![no_main]
 //! A payload decodes the same in pieces in every codec and with every kernel, never to more than
 //! was promised, and what we encode decodes. Every kernel encodes to the same bytes. Decoding some
-//! bytes at a time gives the same, and never much more than was asked for. Every setting of a writer
-//! gives a payload that decodes.
+//! bytes at a time gives the same, and never much more than was asked for. Every setting of a
+//! writer gives a payload that decodes.
 //!
 //! The first byte says how long the pieces are, the next four the promised length.
 

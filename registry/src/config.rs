@@ -128,8 +128,8 @@ settings! {
     /// Records that the audit log of a domain keeps, about [default: 1000000]: the newest.
     audit_rows: u64 = 1_000_000, "PF_REGISTRY_AUDIT_ROWS", "N";
     /// Requests a second of one caller, on average [default: 0]; 0 for no limit. A caller is the
-    /// holder of a token, or the subject of an issuer's; without one, a source address. Beyond it: 429 with Retry-After. Each
-    /// replica counts for itself.
+    /// holder of a token, or the subject of an issuer's; without one, a source address. Beyond it:
+    /// 429 with Retry-After. Each replica counts for itself.
     caller_requests_per_second: u64 = 0, "PF_REGISTRY_CALLER_REQUESTS_PER_SECOND", "N";
     /// Bytes of frames a second that one caller may send, and as many that it may receive, on
     /// average [default: 0]; 0 for no limit. Beyond it, its streams are slowed down.

@@ -28,8 +28,8 @@ impl Redirects {
         Self { storage, expires }
     }
 
-    /// The locations of the frames of `digests` for a client that reads these codecs; `None` if this
-    /// registry should rather send them.
+    /// The locations of the frames of `digests` for a client that reads these codecs; `None` if
+    /// this registry should rather send them.
     pub(crate) async fn locations(&self, domain: &Domain, digests: &[Digest], codecs: Codecs) -> Result<Option<api::FrameLocations>> {
         let Some(ranges) = domain.store.ranges(digests, codecs).await? else { return Ok(None) };
         let bytes: u64 = ranges.iter().map(|range| range.length).sum();

@@ -1,5 +1,5 @@
-//! Mooncake's store over TCP: a master, one process that owns the memory, and a client that puts and
-//! gets batches without a copy. In memory only. It neither hashes nor keeps anything on disk.
+//! Mooncake's store over TCP: a master, one process that owns the memory, and a client that puts
+//! and gets batches without a copy. In memory only. It neither hashes nor keeps anything on disk.
 
 use super::python::{Client, Python, check};
 use super::{Contender, Found, Programs, free_port};

@@ -1,6 +1,6 @@
 //! Redis, or Valkey: a cache in memory, without persistence. The client sends several commands
-//! before it reads the answers, reads files right into what it sends, and values right into a buffer
-//! that it uses again.
+//! before it reads the answers, reads files right into what it sends, and values right into a
+//! buffer that it uses again.
 //!
 //! Only in memory: a disk would hold the input and nothing else.
 

@@ -11,7 +11,7 @@ use crate::saves::check_registry;
 use parking_lot::Mutex;
 use pfr_schema::agent::{PushState, RestoreRequest};
 use pfr_schema::engine::{Matched, Resume};
-use pfr_schema::{Digest, Reference};
+use pfr_schema::{Digest, Reference, Selector};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
@@ -107,8 +107,7 @@ impl Agent {
     /// Whether a tag is to be looked up in the local store: no registry is known, or this agent has
     /// saved under it what the registry does not have yet. Waits for a save that is under way.
     async fn is_newest_here(&self, reference: &Reference) -> bool {
-        let selector = reference.selector_or_latest();
-        let Some(tag) = selector.tag() else { return false };
+        let Selector::Tag { tag, .. } = reference.selector_or_latest() else { return false };
         let local = format!("{}:{tag}", reference.repository);
         let stays_here = self.saves().settled(&local).await;
         let Some(registry) = reference.registry.as_deref().or(self.config().registry.as_deref()) else { return true };

@@ -77,8 +77,8 @@ impl OpenedSource {
         Totals::of(&documents, self.limits())
     }
 
-    /// Frames of plain blobs, in order, without an end mark. A directory's are encoded as told; those
-    /// that are stored somewhere stay as they are, if the receiver takes their codecs.
+    /// Frames of plain blobs, in order, without an end mark. A directory's are encoded as told;
+    /// those that are stored somewhere stay as they are, if the receiver takes their codecs.
     pub fn blob_frames(&self, items: Arc<[Item]>, encoding: &Encoding) -> BoxStream<'static, Result<Bytes>> {
         match self {
             Self::Directory(directory) => directory::frames::frames(Arc::clone(directory), items, encoding.clone()),

@@ -4,8 +4,9 @@ use crate::common::sample::{LARGE, SMALL, blob_path, directory, everything, page
 use crate::common::{
     Registry, files, is_empty, memory, pull_dir, pull_store, push_dir, remote, repository, same_files, selector, tag, target,
 };
-use pfr_client::{Error, Progress, Source, push};
+use pfr_client::{Error, Progress, PushTarget, Source, push};
 use pfr_schema::api::TagState;
+use pfr_schema::codec::Compression;
 use pfr_schema::{Digest, ErrorCode};
 use std::io::Write as _;
 
@@ -129,7 +130,9 @@ async fn zstd_files_go_as_they_are_and_odd_ones_decoded() {
         std::fs::write(path.with_extension("zst"), encode(i, &raw)).unwrap();
         std::fs::remove_file(path).unwrap();
     }
-    let pushed = push_dir(&registry.remote(), dir.path(), "t").await.unwrap();
+    // What is sent raw stays raw.
+    let target = PushTarget { compression: Compression::Off, ..target("t") };
+    let pushed = push(&Source::Directory(dir.path().into()), &registry.remote(), target, &Progress::default()).await.unwrap();
     registry.store.verify(&pushed.digest, &mut |_| {}).await.unwrap();
     let at = registry.store.metadata().locate(digests).await.unwrap();
     let encoded: Vec<bool> = at.iter().map(|l| l.as_ref().unwrap().frame_len < bytes).collect();

@@ -254,8 +254,8 @@ fn before(start: &str) -> String {
     }
 }
 
-/// Whose token a request carries, for its log line, for the audit log and for the page of a refusal:
-/// set once it is known.
+/// Whose token a request carries, for its log line, for the audit log and for the page of a
+/// refusal: set once it is known.
 #[derive(Clone, Default)]
 pub(crate) struct KnownCaller(Arc<OnceLock<Caller>>);
 

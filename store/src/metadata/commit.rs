@@ -23,6 +23,9 @@ pub(super) async fn commit<T: Tx>(tx: &mut T, push: &PushId, commit: &Commit) ->
         return Ok(before);
     }
     match commit_now(tx, push, commit).await {
+        // The quota is asked last: the session was open until this transaction ended it, so no
+        // other commit explains the refusal.
+        Err(Fail::Store(refused @ Error::QuotaExceeded { .. })) => Err(refused.into()),
         // The same commit may have succeeded while this one waited, which explains the refusal:
         // look again.
         Err(Fail::Store(refused)) => match committed_before(tx, push, commit).await? {
