@@ -180,7 +180,8 @@ settings! {
     max_frames_bytes: u64 = 64 << 20, "PF_REGISTRY_MAX_FRAMES_BYTES", "BYTES";
     /// Codecs of what is stored from now on, besides raw and zstd: `all`, `none`, or names with
     /// commas between them, such as `bf16-bitmaps,bf16-huffman` [default: all]. What is stored
-    /// already stays readable. Needed only where programs of an older version read the same storage.
+    /// already stays readable. Needed only where programs of an older version read the same
+    /// storage.
     codecs: StoredCodecs = StoredCodecs(Codecs::ALL), "PF_REGISTRY_CODECS", "CODECS";
     /// Seconds for which an unfinished push keeps what it uploaded or asked about [default: 3600].
     /// Each use renews it.

@@ -1,8 +1,8 @@
-"""The client of a peer that speaks Python: it puts from, and gets into, memory that pf-bench shares.
+"""The client of a peer in Python: it puts from, and gets into, memory that pf-bench shares.
 
 Arguments: the files behind two pieces of shared memory, then those of the peer. Each line of
-standard input is a request, {"do": "put" or "get", "half": 0 or 1, "names": […], "lens": […]}: blobs
-that lie, or shall lie, one after the other in that piece. Each is answered with a line:
+standard input is a request, {"do": "put" or "get", "half": 0 or 1, "names": […], "lens": […]}:
+blobs that lie, or shall lie, one after the other in that piece. Each is answered with a line:
 {"done": number} or {"error": words}.
 """
 
