@@ -1,8 +1,10 @@
 //! A plain HTTP client for peers: one request for each blob, as many at a time as there are
 //! connections, which are kept alive. Their number is found by trial before the run.
 
+use super::{Contender, Found};
 use crate::Result;
 use crate::meter::{Meter, Reported, Step};
+use crate::usage::Server;
 use crate::workload::{Blob, Snapshot, Workload, dir_bytes, warm_dir};
 use reqwest::header::CONTENT_TYPE;
 use reqwest::{RequestBuilder, Response, StatusCode};
@@ -133,19 +135,19 @@ pub fn publish(partial: &Path, dir: &Path) -> Result<()> {
 }
 
 /// A server that keeps what is PUT under a URL.
-pub struct Objects {
+struct Objects {
     http: Arc<Http>,
     base: String,
 }
 
 impl Objects {
     /// Objects below the URL `base`.
-    pub fn new(base: String, connections: usize) -> Result<Self> {
+    fn new(base: String, connections: usize) -> Result<Self> {
         Ok(Self { http: Arc::new(Http::new(connections)?), base })
     }
 
     /// Sends every blob.
-    pub async fn push(&self, blobs: &[Blob]) -> Result<()> {
+    async fn push(&self, blobs: &[Blob]) -> Result<()> {
         let (http, base) = (Arc::clone(&self.http), self.base.clone());
         let put = move |blob: Blob| {
             let (http, url) = (Arc::clone(&http), format!("{base}/{}", hex::encode(blob.digest)));
@@ -158,7 +160,7 @@ impl Objects {
     }
 
     /// Fetches every blob into `dir`, which appears when it is complete and durable.
-    pub async fn pull(&self, blobs: &[Blob], dir: &Path) -> Result<()> {
+    async fn pull(&self, blobs: &[Blob], dir: &Path) -> Result<()> {
         let partial = Arc::new(dir.with_extension("partial"));
         std::fs::create_dir_all(&*partial)?;
         let (http, base, into) = (Arc::clone(&self.http), self.base.clone(), Arc::clone(&partial));
@@ -171,7 +173,7 @@ impl Objects {
     }
 
     /// Measures a push and a pull of a server that keeps its data in `data`.
-    pub fn round(&self, runtime: &Runtime, servers: &[u32], workload: &Workload, data: &Path, meter: &mut Meter<'_>) -> Result<()> {
+    fn round(&self, runtime: &Runtime, servers: &[u32], workload: &Workload, data: &Path, meter: &mut Meter<'_>) -> Result<()> {
         let (raw, blobs, dir) = (workload.base.bytes(), &workload.base.blobs, data.parent().ok_or("no parent")?);
         workload.base.warm()?;
         meter.measure(Step::Push, raw, dir, servers, || {
@@ -185,6 +187,47 @@ impl Objects {
             runtime.block_on(self.pull(blobs, &dir.join("pulled")))?;
             Ok(self.http.moved().since(pushed))
         })
+    }
+}
+
+/// A server of objects.
+pub trait Serves {
+    /// Where it keeps them, in the directory in which it is started.
+    const DATA: &'static str;
+
+    /// Starts it in `dir`. Returns it, and the URL below which it keeps objects.
+    fn serve(&self, dir: &Path, runtime: &Runtime) -> Result<(Server, String)>;
+}
+
+/// A contender that keeps each blob as an object.
+pub struct Peer<S> {
+    server: S,
+    runtime: Runtime,
+    connections: usize,
+}
+
+impl<S: Serves + 'static> Peer<S> {
+    /// The contender that starts this server.
+    pub fn of(server: S) -> Found {
+        Ok(Box::new(Self { server, runtime: runtime()?, connections: 8 }))
+    }
+}
+
+impl<S: Serves> Contender for Peer<S> {
+    fn prepare(&mut self, workload: &Workload, parent: &Path) -> Result<Option<String>> {
+        let (best, words) = best_connections(workload, parent, |part, dir, connections| {
+            let (_server, url) = self.server.serve(dir, &self.runtime)?;
+            let objects = Objects::new(url, connections)?;
+            self.runtime.block_on(objects.push(&part.blobs))?;
+            self.runtime.block_on(objects.pull(&part.blobs, &dir.join("pulled")))
+        })?;
+        self.connections = best;
+        Ok(Some(words))
+    }
+
+    fn round(&mut self, workload: &Workload, dir: &Path, meter: &mut Meter<'_>) -> Result<()> {
+        let (server, url) = self.server.serve(dir, &self.runtime)?;
+        Objects::new(url, self.connections)?.round(&self.runtime, &[server.pid()], workload, &dir.join(S::DATA), meter)
     }
 }
 

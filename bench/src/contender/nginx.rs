@@ -3,33 +3,31 @@
 //!
 //! A pull verifies each blob as it comes, writes it to a file, and ends with one `syncfs`.
 
-use super::http::{self, Objects, best_connections};
-use super::{Contender, Found, Programs, free_port, install};
+use super::http::{Peer, Serves};
+use super::{Found, Programs, free_port, install};
 use crate::Result;
-use crate::meter::Meter;
 use crate::usage::{self, Server};
-use crate::workload::Workload;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use tokio::runtime::Runtime;
 
 struct Nginx {
     program: PathBuf,
-    runtime: tokio::runtime::Runtime,
-    connections: usize,
 }
 
 /// Finds the program.
 pub fn find(_: &Programs) -> Found {
     let program = usage::find(&["nginx"]).ok_or_else(|| install("nginx", "apt-get install nginx-light"))?;
-    Ok(Box::new(Nginx { program, runtime: http::runtime()?, connections: 8 }))
+    Peer::of(Nginx { program })
 }
 
-impl Nginx {
-    /// Serves the directory `served` in `dir`.
-    fn serve(&self, dir: &Path) -> Result<(Server, String)> {
+impl Serves for Nginx {
+    const DATA: &'static str = "served";
+
+    fn serve(&self, dir: &Path, _: &Runtime) -> Result<(Server, String)> {
         let port = free_port()?;
         let at = dir.display();
-        std::fs::create_dir(dir.join("served"))?;
+        std::fs::create_dir(dir.join(Self::DATA))?;
         // Its workers give up root otherwise, and then cannot write here.
         let user = if rustix::process::geteuid().is_root() { "user root;" } else { "" };
         // Bodies are renamed into place, so they are written to the same file system.
@@ -49,23 +47,5 @@ impl Nginx {
         let mut command = Command::new(&self.program);
         command.args(["-e", "stderr", "-p"]).arg(dir).arg("-c").arg(&path);
         Ok((Server::start(&mut command, port, &dir.join("nginx.log"))?, format!("http://127.0.0.1:{port}")))
-    }
-}
-
-impl Contender for Nginx {
-    fn prepare(&mut self, workload: &Workload, parent: &Path) -> Result<Option<String>> {
-        let (best, words) = best_connections(workload, parent, |part, dir, connections| {
-            let (_server, url) = self.serve(dir)?;
-            let objects = Objects::new(url, connections)?;
-            self.runtime.block_on(objects.push(&part.blobs))?;
-            self.runtime.block_on(objects.pull(&part.blobs, &dir.join("pulled")))
-        })?;
-        self.connections = best;
-        Ok(Some(words))
-    }
-
-    fn round(&mut self, workload: &Workload, dir: &Path, meter: &mut Meter<'_>) -> Result<()> {
-        let (server, url) = self.serve(dir)?;
-        Objects::new(url, self.connections)?.round(&self.runtime, &[server.pid()], workload, &dir.join("served"), meter)
     }
 }

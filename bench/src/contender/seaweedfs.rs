@@ -2,42 +2,41 @@
 //! HTTP client as docker-registry. Without identities, so nothing is signed. It neither syncs nor
 //! takes names that are digests: a pull verifies, writes files, and ends with one `syncfs`.
 
-use super::http::{self, Objects, best_connections};
-use super::{Contender, Found, Programs, install};
+use super::http::{Peer, Serves};
+use super::{Found, Programs, install};
 use crate::Result;
-use crate::meter::Meter;
 use crate::usage::Server;
-use crate::workload::Workload;
 use pfr_testkit::s3;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
+use tokio::runtime::Runtime;
 
 /// Longest time until the server has volumes to write to.
 const READY: Duration = Duration::from_secs(120);
 
 struct SeaweedFs {
     program: PathBuf,
-    runtime: tokio::runtime::Runtime,
-    connections: usize,
 }
 
 /// Finds the program.
 pub fn find(_: &Programs) -> Found {
     let program = s3::find().ok_or_else(|| install("seaweedfs", s3::INSTALL))?;
-    Ok(Box::new(SeaweedFs { program, runtime: http::runtime()?, connections: 8 }))
+    Peer::of(SeaweedFs { program })
 }
 
-impl SeaweedFs {
-    /// Serves the bucket `bench`, which takes objects.
-    fn serve(&self, dir: &Path) -> Result<(Server, String)> {
-        let data = dir.join("registry");
+impl Serves for SeaweedFs {
+    const DATA: &'static str = "registry";
+
+    /// Returns when the bucket `bench` takes objects.
+    fn serve(&self, dir: &Path, runtime: &Runtime) -> Result<(Server, String)> {
+        let data = dir.join(Self::DATA);
         std::fs::create_dir(&data)?;
         let (ports, log) = (s3::free_ports(), dir.join("weed.log"));
         let mut command = Command::new(&self.program);
         let server = Server::start(command.args(s3::arguments(&data, ports)).current_dir(dir), ports[6], &log)?;
         let bucket = format!("http://127.0.0.1:{}/bench", ports[6]);
-        self.runtime.block_on(ready(&bucket)).map_err(|e| format!("{e}: {}", crate::usage::tail(&log)))?;
+        runtime.block_on(ready(&bucket)).map_err(|e| format!("{e}: {}", crate::usage::tail(&log)))?;
         Ok((server, bucket))
     }
 }
@@ -56,22 +55,4 @@ async fn ready(bucket: &str) -> Result<()> {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     Err("seaweedfs takes no objects".into())
-}
-
-impl Contender for SeaweedFs {
-    fn prepare(&mut self, workload: &Workload, parent: &Path) -> Result<Option<String>> {
-        let (best, words) = best_connections(workload, parent, |part, dir, connections| {
-            let (_server, url) = self.serve(dir)?;
-            let objects = Objects::new(url, connections)?;
-            self.runtime.block_on(objects.push(&part.blobs))?;
-            self.runtime.block_on(objects.pull(&part.blobs, &dir.join("pulled")))
-        })?;
-        self.connections = best;
-        Ok(Some(words))
-    }
-
-    fn round(&mut self, workload: &Workload, dir: &Path, meter: &mut Meter<'_>) -> Result<()> {
-        let (server, url) = self.serve(dir)?;
-        Objects::new(url, self.connections)?.round(&self.runtime, &[server.pid()], workload, &dir.join("registry"), meter)
-    }
 }

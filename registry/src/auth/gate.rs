@@ -18,11 +18,14 @@ use pfr_store::{AccessTokenRow, AccessTokens, Clock};
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tokio::sync::Semaphore;
 
 /// How long a token counts as what the database said it is.
 const FRESH: Duration = Duration::from_secs(5);
 /// Tokens that are remembered; of more, those that were used last.
 const TOKENS: NonZeroUsize = NonZeroUsize::new(4096).expect("not zero");
+/// Unknown tokens that the database is asked about at a time.
+const QUESTIONS: usize = 2;
 
 /// What the database said about a token.
 struct Known {
@@ -39,13 +42,15 @@ pub(crate) struct Gate {
     rates: Arc<Rates>,
     /// By the hash of the complete token.
     known: Mutex<LruCache<Digest, Known>>,
+    /// Places for questions about unknown tokens.
+    questions: Semaphore,
     /// Those whose tokens are accepted besides our own.
     issuers: Option<Arc<Issuers>>,
 }
 
 impl Gate {
     pub(crate) fn new(tokens: AccessTokens, clock: Clock, issuers: Option<Arc<Issuers>>, rates: Arc<Rates>) -> Self {
-        Self { tokens, clock, rates, known: Mutex::new(LruCache::new(TOKENS)), issuers }
+        Self { tokens, clock, rates, known: Mutex::new(LruCache::new(TOKENS)), questions: Semaphore::new(QUESTIONS), issuers }
     }
 
     /// The caller of a request.
@@ -87,11 +92,10 @@ impl Gate {
         let row = match known {
             Some((true, row)) => row,
             before => {
-                // A flood of made-up tokens must not become one of questions to the database. It
-                // comes from an address that a caller with a valid token may share.
-                if !matches!(before, Some((_, Some(_)))) {
-                    self.rates.may_try(address)?;
-                }
+                // A flood of made-up tokens must not become one of questions to the database. A
+                // valid token waits for its turn: it may come from the same address.
+                let is_known = matches!(before, Some((_, Some(_))));
+                let _turn = if is_known { None } else { self.questions.acquire().await.ok() };
                 let asked = Instant::now();
                 let row = self.tokens.find(&token).await?.map(Arc::new);
                 self.known.lock().put(hash, Known { asked, row: row.clone() });

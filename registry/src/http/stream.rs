@@ -30,7 +30,7 @@ impl Timed {
         Self { stream, timeout: ClientTimeout::new(pace), connection }
     }
 
-    /// The stream, to look at what is there without reading it.
+    /// For a look at the first byte: it stays there to be read.
     pub(crate) fn tcp(&self) -> &TcpStream {
         &self.stream
     }

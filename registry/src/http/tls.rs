@@ -54,6 +54,14 @@ pub enum TlsError {
         /// The file with the key.
         key: PathBuf,
     },
+    /// It has expired, or is not valid yet.
+    #[error("the certificate in {} {times}", certificate.display())]
+    Untimely {
+        /// The file with the certificate.
+        certificate: PathBuf,
+        /// `expired on …`, or `is not valid before …`.
+        times: String,
+    },
     /// rustls does not accept them.
     #[error("the certificate in {} and the key in {} cannot be used: {source}", certificate.display(), key.display())]
     Refused {
@@ -89,7 +97,12 @@ impl Tls {
         }
         let (certificate, key) = (config.tls_cert.clone(), config.tls_key.clone());
         let watched = Mutex::new(Watched::new(vec![certificate.clone(), key.clone()]));
-        let acceptor = RwLock::new(read(&certificate, &key)?);
+        let pair = read(&certificate, &key)?;
+        // There is no better one, and clients that check nothing, as some probes, get on with it.
+        if let Err(error) = pair.is_timely(&certificate) {
+            tracing::error!(%error, "clients will refuse the certificate: renew it");
+        }
+        let acceptor = RwLock::new(pair.in_force(&certificate));
         Ok(Some(Self { certificate, key, acceptor, watched }))
     }
 
@@ -104,8 +117,9 @@ impl Reload for Tls {
         if !self.watched.lock().is_due(at_once) {
             return;
         }
-        match read(&self.certificate, &self.key) {
-            Ok(acceptor) => *self.acceptor.write() = acceptor,
+        let pair = read(&self.certificate, &self.key).and_then(|pair| pair.is_timely(&self.certificate).map(|()| pair));
+        match pair {
+            Ok(pair) => *self.acceptor.write() = pair.in_force(&self.certificate),
             Err(error) => {
                 metrics::counter!(names::RELOAD_ERRORS, "what" => "certificate").increment(1);
                 tracing::error!(%error, "the new certificate cannot be used; the one before stays in force");
@@ -114,14 +128,47 @@ impl Reload for Tls {
     }
 }
 
+/// A certificate and its key, as they were read.
+struct Pair {
+    acceptor: TlsAcceptor,
+    /// The registry's own certificate.
+    own: CertificateDer<'static>,
+    /// How many there are, with those above it.
+    certificates: usize,
+}
+
+impl Pair {
+    /// Whether clients would find it valid at this time.
+    fn is_timely(&self, file: &Path) -> Result<(), TlsError> {
+        let now = UnixTime::now();
+        let times = match times(&self.own, now) {
+            None => return Ok(()),
+            Some(CertificateError::ExpiredContext { not_after, .. }) => format!("expired on {}", date(not_after.as_secs())),
+            Some(CertificateError::NotValidYetContext { not_before, .. }) => format!("is not valid before {}", date(not_before.as_secs())),
+            Some(other) => other.to_string(),
+        };
+        Err(TlsError::Untimely { certificate: file.into(), times })
+    }
+
+    /// What handshakes use from now on.
+    fn in_force(self, file: &Path) -> TlsAcceptor {
+        let expires = not_after(&self.own);
+        if let Some(seconds) = expires {
+            metrics::gauge!(names::TLS_EXPIRY).set(seconds as f64);
+        }
+        tracing::info!(file = %file.display(), certificates = self.certificates, expires = expires.map(date), "TLS certificate read");
+        self.acceptor
+    }
+}
+
 /// Reads a certificate and its key.
-fn read(certificate: &Path, key: &Path) -> Result<TlsAcceptor, TlsError> {
+fn read(certificate: &Path, key: &Path) -> Result<Pair, TlsError> {
     let absent = |path: &Path, what, marker| TlsError::Missing { path: path.into(), what, marker };
     let pem = contents(certificate)?;
     let chain: Result<Vec<CertificateDer<'static>>, PemError> = CertificateDer::pem_slice_iter(&pem).collect();
-    let chain = chain.ok().filter(|chain| !chain.is_empty()).ok_or_else(|| absent(certificate, "certificate", "CERTIFICATE"))?;
+    let chain = chain.unwrap_or_default();
     let private = PrivateKeyDer::from_pem_slice(&contents(key)?).map_err(|_| absent(key, "private key", "PRIVATE KEY"))?;
-    let expires = chain.first().and_then(not_after);
+    let own = chain.first().cloned().ok_or_else(|| absent(certificate, "certificate", "CERTIFICATE"))?;
     let certificates = chain.len();
     let config = ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
         .with_safe_default_protocol_versions()
@@ -133,12 +180,11 @@ fn read(certificate: &Path, key: &Path) -> Result<TlsAcceptor, TlsError> {
         source => TlsError::Refused { certificate: certificate.into(), key: key.into(), source },
     })?;
     config.alpn_protocols = vec![PROTOCOL.to_vec()];
-    if let Some(seconds) = expires {
-        metrics::gauge!(names::TLS_EXPIRY).set(seconds as f64);
-    }
-    let until = expires.map(|seconds| human::rfc3339(seconds.saturating_mul(1000)));
-    tracing::info!(file = %certificate.display(), certificates, expires = until, "TLS certificate read");
-    Ok(TlsAcceptor::from(Arc::new(config)))
+    Ok(Pair { acceptor: TlsAcceptor::from(Arc::new(config)), own, certificates })
+}
+
+fn date(seconds: u64) -> String {
+    human::rfc3339(seconds.saturating_mul(1000))
 }
 
 fn contents(path: &Path) -> Result<Vec<u8>, TlsError> {
@@ -149,14 +195,23 @@ fn contents(path: &Path) -> Result<Vec<u8>, TlsError> {
 }
 
 /// When a certificate stops to be valid, in seconds since 1970.
-///
-/// rustls parses certificates, but does not show this time. It names it when it refuses one: at the
-/// end of all times every certificate has expired, and that is checked before who signed it.
 fn not_after(certificate: &CertificateDer<'_>) -> Option<u64> {
+    // At the end of all times every certificate has expired.
+    match times(certificate, UnixTime::since_unix_epoch(Duration::from_secs(u64::MAX))) {
+        Some(CertificateError::ExpiredContext { not_after, .. }) => Some(not_after.as_secs()),
+        _ => None,
+    }
+}
+
+/// Why a certificate is not valid at a time; none if it is.
+///
+/// rustls parses certificates, but does not show their times. It names them when it refuses one,
+/// and checks them before the signature.
+fn times(certificate: &CertificateDer<'_>, at: UnixTime) -> Option<CertificateError> {
+    use CertificateError::{ExpiredContext, NotValidYetContext};
     let parsed = ParsedCertificate::try_from(certificate).ok()?;
-    let end = UnixTime::since_unix_epoch(Duration::from_secs(u64::MAX));
-    match verify_server_cert_signed_by_trust_anchor(&parsed, &RootCertStore::empty(), &[], end, &[]) {
-        Err(rustls::Error::InvalidCertificate(CertificateError::ExpiredContext { not_after, .. })) => Some(not_after.as_secs()),
+    match verify_server_cert_signed_by_trust_anchor(&parsed, &RootCertStore::empty(), &[], at, &[]) {
+        Err(rustls::Error::InvalidCertificate(error @ (ExpiredContext { .. } | NotValidYetContext { .. }))) => Some(error),
         _ => None,
     }
 }
@@ -224,8 +279,27 @@ mod tests {
         std::fs::remove_file(&certificate).unwrap();
         looks();
         assert_eq!(in_force(), old);
+        // Renewals that every client would refuse.
+        for untimely in [authority.expired(&["localhost"]), authority.early(&["localhost"])] {
+            untimely.write(dir.path());
+            looks();
+            assert_eq!(in_force(), old);
+        }
         authority.certificate(&["localhost"]).write(dir.path());
         looks();
         assert_ne!(in_force(), old);
+    }
+
+    #[test]
+    fn a_certificate_out_of_its_time_is_served_only_for_want_of_another() {
+        let (authority, dir) = (Authority::new(), tempfile::tempdir().unwrap());
+        for (certified, says) in
+            [(authority.expired(&["localhost"]), "expired on 2001-01-01"), (authority.early(&["localhost"]), "is not valid before ")]
+        {
+            let (certificate, key) = certified.write(dir.path());
+            assert!(Tls::of(&config(&certificate, &key)).unwrap().is_some());
+            let error = read(&certificate, &key).unwrap_or_else(|e| panic!("{e}")).is_timely(&certificate).unwrap_err().to_string();
+            assert!(error.contains(says), "{error}");
+        }
     }
 }

@@ -48,7 +48,7 @@ impl Bucket {
     }
 
     /// How long it is until one more unit may be used; none if it may be now.
-    pub(super) fn wait(self, rate: Rate, now: Instant) -> Option<Duration> {
+    fn wait(self, rate: Rate, now: Instant) -> Option<Duration> {
         // One unit is always within the burst.
         let burst = rate.burst.max(rate.time(1));
         let early = self.with(rate, 1, now).saturating_duration_since(now).saturating_sub(burst);

@@ -148,17 +148,6 @@ impl Rates {
         address.map_or(Ok(()), |address| self.count(&Key::Address(network(address))))
     }
 
-    /// Whether a caller of which no valid token is known may try one now. Nothing is counted.
-    ///
-    /// # Errors
-    /// `rate_limited`.
-    pub(crate) fn may_try(&self, address: Option<IpAddr>) -> Result<(), ApiError> {
-        let (Some(rate), Some(address)) = (self.caller.requests, address) else { return Ok(()) };
-        let key = Key::Address(network(address));
-        let wait = self.used.lock().peek(&key).and_then(|used| used.requests.wait(rate, Instant::now()));
-        wait.map_or(Ok(()), |wait| Err(refused(&key, rate, wait)))
-    }
-
     fn count(&self, key: &Key) -> Result<(), ApiError> {
         let Some(rate) = self.limits(key).requests else { return Ok(()) };
         let taken = self.used.lock().get_or_insert_mut(key.clone(), Used::default).requests.take(rate, Instant::now());
@@ -239,12 +228,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn strangers_are_counted_by_their_failures_and_memory_is_bounded() {
         let rates = rates(|config| config.caller_requests_per_second = 1);
-        for _ in 0..10 {
-            rates.may_try(address(1)).unwrap();
-        }
         assert!(rates.stranger(address(1)).is_ok() && rates.stranger(address(1)).is_ok());
-        assert!(rates.stranger(address(1)).is_err() && rates.may_try(address(1)).is_err());
-        rates.may_try(address(2)).unwrap();
+        assert!(rates.stranger(address(1)).is_err() && rates.stranger(address(2)).is_ok());
         for n in 0..200_000_u32 {
             rates.stranger(Some(IpAddr::from(n.to_be_bytes()))).unwrap();
         }

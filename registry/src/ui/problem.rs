@@ -18,8 +18,8 @@ pub(crate) struct Browser {
 }
 
 impl Browser {
-    /// The browser that sent this request, if it is one and asks for a page. Below `/v1` every
-    /// failure is a document, for all callers.
+    /// The browser behind a request for a page. Below `/v1` every failure is a document, for all
+    /// callers.
     pub(crate) fn of(request: &Request) -> Option<Self> {
         let path = request.uri().path();
         if path.starts_with("/v1/") {

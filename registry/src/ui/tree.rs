@@ -80,7 +80,7 @@ pub(super) fn rows(snapshots: &[SnapshotStats]) -> Vec<Row> {
     rows
 }
 
-/// Who descends from whom.
+/// Parents and children.
 struct Family {
     roots: Vec<usize>,
     children: Vec<Vec<usize>>,

@@ -1,5 +1,4 @@
-//! Tokens of issuers: which are accepted, what they open, and that nobody learns why another one is
-//! not.
+//! Tokens of issuers: which are accepted, and what they open. A refusal does not say its reason.
 
 use crate::common::snapshot::snapshot;
 use crate::common::{REPO, Registry, ok, problem, refused};
@@ -104,7 +103,7 @@ async fn a_token_opens_what_the_first_rule_that_fits_says() {
     let tenant = ec.token(&of("tenant"));
     let _: api::RepositoryList = ok(ask(&registry, &tenant, "/domains/acme/v1/repositories").await).await;
     refused(ask(&registry, &tenant, "/v1/repositories").await, ErrorCode::DomainUnknown).await;
-    // Someone of that name who is in none of the groups.
+    // The same name in none of the groups.
     refused(ask(&registry, &rsa.token(&of("operator")), "/v1/repositories").await, ErrorCode::Unauthorized).await;
     // Tokens of the registry are valid beside them.
     let ours = registry.token(&["*:pull"]).await;

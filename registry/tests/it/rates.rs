@@ -57,7 +57,7 @@ async fn a_token_that_floods_is_refused_and_an_innocent_one_never_is() {
         let tags: api::TagList = ok(send(registry.request(Method::GET, &format!("/v1/repositories/{REPO}/tags"))).await).await;
         assert_eq!(tags.tags.len(), 1);
     }
-    // Health is never limited, whoever asks.
+    // Health is never limited.
     for _ in 0..200 {
         assert_eq!(registry.get("/livez").await.status(), StatusCode::OK);
     }
@@ -90,7 +90,7 @@ async fn strangers_are_limited_by_their_address() {
         (config.require_tokens, config.caller_requests_per_second, config.burst_seconds) = (true, 1, 5);
     })
     .await;
-    let good = registry.token(&[ALL]).await;
+    let (good, new) = (registry.token(&[ALL]).await, registry.token(&[ALL]).await);
     let ask = async |token: Option<AccessToken>| {
         let request = registry.request(Method::GET, "/v1/repositories");
         let request = match token {
@@ -108,8 +108,11 @@ async fn strangers_are_limited_by_their_address() {
     })
     .await;
     assert!(passed >= 5, "{passed}");
-    // A caller whose token is known shares the address, and nothing else.
+    // Callers with valid tokens share the address, and nothing else: one that was used before, and
+    // one that the registry sees for the first time.
     assert_eq!(ask(Some(good)).await, StatusCode::OK);
+    assert_eq!(ask(None).await, StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(ask(Some(new)).await, StatusCode::OK);
     // Without tokens all callers are strangers.
     let open = Registry::start_with(|config| (config.caller_requests_per_second, config.burst_seconds) = (1, 3)).await;
     let passed = before_a_refusal(StatusCode::OK, async || open.get("/v1/repositories").await.status()).await;

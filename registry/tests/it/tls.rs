@@ -248,7 +248,7 @@ async fn plain_http_at_the_port_of_https_is_told_so() {
 async fn a_reader_that_does_not_read_is_cut_inside_tls_too() {
     let (registry, authority, _files) = start(|config| config.body_idle_seconds = 1).await;
     let mut stream = connect(registry.address, &authority, &[]).await.expect("a handshake");
-    // Answers that nobody reads, until nothing more can be written. Each has some 100 KiB.
+    // Answers of some 100 KiB each stay unread, until nothing more can be written.
     let cut =
         async { while stream.write_all(b"GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n").await.is_ok() && stream.flush().await.is_ok() {} };
     tokio::time::timeout(FOR_EVER, cut).await.expect("the connection is closed");
