@@ -25,7 +25,7 @@ from processes import Host, Registry, Server, fresh, note
 from streams import Stream
 from vllm_check import write_model
 
-from pf_connector.agent import request
+from pf_connector.agent import Refused, request
 
 ENGINE = "vllm-0"
 ROUNDS = int(os.environ.get("PF_LATENCY_ROUNDS", "20"))
@@ -91,16 +91,21 @@ class _Check:
         spent, by_agent = _cpu(server.process.pid) - cpu, _cpu(self.host.agent.process.pid, session=False) - agent
         return Run([gap for _, gap in gaps], spent / TOKENS, by_agent, during, captures, ended - begun)
 
-    def capture(self) -> None:
+    def capture(self, stream: Stream) -> None:
         self.number += 1
         body = {"reference": f"bench/latency:c{self.number}", "push": "never", "oracle": 0}
-        request(str(self.host.control), "POST", f"/v1/engines/{ENGINE}/snapshots", body)
+        asked, came = time.monotonic(), len(stream.came)
+        try:
+            request(str(self.host.control), "POST", f"/v1/engines/{ENGINE}/snapshots", body)
+        except Refused as error:
+            after = f"after {time.monotonic() - asked:.3f} s; {came} tokens had come then, {len(stream.came)} now"
+            raise AssertionError(f"the capture was refused {after}: {error}") from error
 
     def once(self, stream: Stream) -> tuple[int, float, float]:
         """One capture in the middle of a run."""
         stream.reach(CAPTURE_AT)
         begun = time.monotonic()
-        self.capture()
+        self.capture(stream)
         return 1, begun, time.monotonic()
 
     def always(self, stream: Stream) -> tuple[int, float, float]:
@@ -108,7 +113,7 @@ class _Check:
         stream.reach(CAPTURE_AT)
         begun, count = time.monotonic(), 0
         while len(stream.came) < TOKENS - 50:
-            self.capture()
+            self.capture(stream)
             count += 1
         return count, begun, time.monotonic()
 
@@ -119,6 +124,7 @@ class _Check:
             note(f"latency: {what}, round {number + 1} of {ROUNDS}")
             first, second, third, fourth = one(), other(), other(), one()
             rounds.append(([first, fourth], [second, third]))
+        print("\n" + table([row(what, rounds, during=bool(rounds[0][1][0].during))]), flush=True)
         return rounds
 
 

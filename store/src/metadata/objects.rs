@@ -4,10 +4,14 @@ use super::sessions::{LivePush, live_push, renew_if_needed};
 use super::sql::{Sql, values};
 use super::tx::{Backend, Fail, Mode, Outcome, Tx};
 use super::{Health, Location, ObjectId, ObjectRow, PackId, PushId, children, leases};
-use crate::error::Result;
+use crate::error::{Error, Result};
+use futures::future::try_join_all;
 use pfr_schema::{Digest, Kind};
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
+
+/// Digests of a request that are worth a connection of their own.
+const LOOK_PART: usize = 4096;
 
 /// The result of a request for missing blobs.
 struct Look {
@@ -21,8 +25,7 @@ struct Look {
 /// Returns the positions of the missing blobs. Leases the others to the session, with a write only
 /// for those that are not leased yet.
 pub(super) async fn missing<B: Backend>(backend: &B, push: PushId, wanted: Vec<(Digest, Kind)>, lease: Duration) -> Result<Vec<usize>> {
-    let look = backend.run(Mode::READ, (push.clone(), wanted), |tx, (push, wanted)| Box::pin(look(tx, push, wanted))).await?;
-    let Look { session, mut missing, to_lease } = look;
+    let Look { session, mut missing, to_lease } = look_at_once(backend, &push, wanted).await?;
     renew_if_needed(backend, push, &session, lease).await?;
     if !to_lease.is_empty() {
         let ids: HashSet<ObjectId> = to_lease.iter().map(|(_, id)| *id).collect();
@@ -37,6 +40,34 @@ pub(super) async fn missing<B: Backend>(backend: &B, push: PushId, wanted: Vec<(
     }
     missing.sort_unstable();
     Ok(missing)
+}
+
+/// Looks in the order of the digests, in which neighbours share pages of the index, and with as many
+/// connections as the request is large.
+async fn look_at_once<B: Backend>(backend: &B, push: &PushId, wanted: Vec<(Digest, Kind)>) -> Result<Look> {
+    let mut order: Vec<usize> = (0..wanted.len()).collect();
+    order.sort_unstable_by_key(|&position| wanted[position].0);
+    let parts = (wanted.len() / LOOK_PART).clamp(1, B::LOOKS);
+    let mut parts: Vec<&[usize]> = order.chunks(order.len().div_ceil(parts).max(1)).collect();
+    if parts.is_empty() {
+        // Who asks for nothing still learns whether the session lives.
+        parts.push(&[]);
+    }
+    let looks = parts.iter().map(|part| {
+        let asked: Vec<(Digest, Kind)> = part.iter().map(|&position| wanted[position]).collect();
+        backend.run(Mode::READ, (push.clone(), asked), |tx, (push, wanted)| Box::pin(look(tx, push, wanted)))
+    });
+    let looks = try_join_all(looks).await?.into_iter().zip(parts).map(|(mut look, part)| {
+        look.missing.iter_mut().for_each(|at| *at = part[*at]);
+        look.to_lease.iter_mut().for_each(|(at, _)| *at = part[*at]);
+        look
+    });
+    let together = looks.reduce(|mut all, look| {
+        all.missing.extend(look.missing);
+        all.to_lease.extend(look.to_lease);
+        all
+    });
+    together.ok_or_else(|| Error::Internal("no part of the request was looked at".into()))
 }
 
 async fn look<T: Tx>(tx: &mut T, push: &PushId, wanted: &[(Digest, Kind)]) -> Outcome<Look> {

@@ -51,6 +51,8 @@ pub(crate) type Job<X, A, R> = for<'a> fn(&'a mut X, &'a A) -> BoxFuture<'a, Out
 pub(crate) trait Backend: Send + Sync + std::fmt::Debug + 'static {
     /// Its transactions.
     type Tx: Tx;
+    /// Connections that one request for missing blobs uses at a time, at most.
+    const LOOKS: usize;
 
     /// Runs a transaction, again if the database asks for it; returns when it is durable.
     fn run<A: Send + Sync + 'static, R: Send + 'static>(

@@ -105,6 +105,8 @@ impl PostgresMetadata {
 
 impl Backend for PostgresMetadata {
     type Tx = PgTx;
+    /// One statement looks for all of them.
+    const LOOKS: usize = 1;
 
     async fn run<A: Send + Sync + 'static, R: Send + 'static>(&self, mode: Mode, arguments: A, job: Job<PgTx, A, R>) -> Result<R> {
         self.database.run(&self.tables, mode, &arguments, job).await

@@ -24,7 +24,7 @@ use std::time::Duration;
 use tokio::sync::{Semaphore, oneshot};
 
 /// Readers at a time.
-const READERS: usize = 4;
+pub(super) const READERS: usize = 4;
 /// Jobs in one commit.
 const BATCH: usize = 64;
 /// Pause between attempts to share a database that is open for this process alone.

@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::metadata::Metadata;
 use crate::metadata::tx::{Backend, Fail, Job, Mode};
 use crate::room::{Freeing, MadeRoom};
-use connection::{Database, typed, untyped};
+use connection::{Database, READERS, typed, untyped};
 use pfr_schema::DomainName;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
@@ -81,6 +81,8 @@ fn erased(database: SqliteMetadata) -> Arc<dyn Metadata> {
 
 impl Backend for SqliteMetadata {
     type Tx = SqliteTx;
+    /// Two readers are left for others.
+    const LOOKS: usize = READERS - 2;
 
     async fn run<A: Send + Sync + 'static, R: Send + 'static>(&self, mode: Mode, arguments: A, job: Job<SqliteTx, A, R>) -> Result<R> {
         if let Some((name, file)) = &self.domain
