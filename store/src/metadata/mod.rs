@@ -417,8 +417,9 @@ macro_rules! metadata_transactions {
                 = SNAPSHOT |tx| audit_log::records(tx, filter, after.as_deref(), *limit);
             /// The number of the newest record of the audit log; 0 without any.
             last_audit_record() -> u64 = READ |tx| audit_log::last(tx);
-            /// Deletes records of the audit log that are older than `kept`, and all but the newest
-            /// `rows`: at most `limit` of each. Returns how many.
+            /// Deletes records of the audit log: those that are older than `kept`, and then those
+            /// below the newest `rows` numbers, each time at most `limit`, the oldest first. Returns
+            /// how many in all.
             trim_audit_log(kept: Duration, rows: u64, limit: usize) -> u64 = WRITE |tx| audit_log::trim(tx, *kept, *rows, *limit);
         }
     };

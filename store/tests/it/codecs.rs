@@ -121,9 +121,9 @@ fn parsed(stream: &[u8]) -> Vec<(Codec, Vec<u8>)> {
     found
 }
 
-on_every_backend!(what_came_in_any_codec_stays_so_through_collection_scrub_fsck_and_rebuild);
+on_every_backend!(frames_keep_their_codecs_through_collection_scrub_fsck_and_rebuild);
 
-async fn what_came_in_any_codec_stays_so_through_collection_scrub_fsck_and_rebuild(on: Backend) {
+async fn frames_keep_their_codecs_through_collection_scrub_fsck_and_rebuild(on: Backend) {
     let rig = Rig::still(on, Options { pack_bytes: 128 << 10, lease: Duration::from_secs(60), ..Options::default() }).await;
     let (store, sample) = (&rig.store, sample());
     let others: Vec<Bytes> = (200..400).map(|i| frame(TENSOR[i as usize % 4], &numbers(i, PAGE))).collect();
