@@ -6,7 +6,7 @@ use crate::common::{blob_frame, pieces, repository, stream, tag};
 use bytes::Bytes;
 use futures::stream::BoxStream;
 use futures::{StreamExt as _, TryStreamExt as _};
-use pfr_schema::codec::{Codec, Codecs, encode_document};
+use pfr_schema::codec::{Codec, Codecs};
 use pfr_schema::flat::{FlatManifest, Page};
 use pfr_schema::frame::{CHECKSUM, END_LEN, Event, Header, Parser, encode, end_mark};
 use pfr_schema::geometry::{Dtype, Geometry};
@@ -15,7 +15,7 @@ use pfr_schema::snapshot::{Descriptor, Manifest, SnapshotConfig};
 use pfr_schema::tree::{Document, Group, PageTree};
 use pfr_schema::{Digest, ErrorCode, Kind, Limits};
 use pfr_store::{Error, GcOptions, Options, Result, Served, Store, document_frame, in_codecs};
-use pfr_testkit::frames::encoded;
+use pfr_testkit::frames::{encoded, zstd};
 use pfr_testkit::snapshot::{bytes, numbers};
 use proptest::prelude::*;
 use std::collections::HashSet;
@@ -35,17 +35,9 @@ struct Sample {
 fn frame(codec: Codec, raw: &[u8]) -> Bytes {
     match codec {
         Codec::Raw => blob_frame(raw),
-        Codec::Zstd => zstd_frame(raw),
+        Codec::Zstd => zstd(raw),
         _ => encoded(codec, raw),
     }
-}
-
-/// A frame of what zstd makes smaller.
-fn zstd_frame(raw: &[u8]) -> Bytes {
-    let (codec, payload) = encode_document(raw);
-    assert_eq!(codec, Codec::Zstd);
-    let (raw_len, stored_len) = (raw.len() as u64, payload.len() as u64);
-    encode(&Header { codec, kind: Kind::Blob, digest: Digest::sha256(raw), raw_len, stored_len }, &payload).into()
 }
 
 /// Numbers in each tensor codec, zeros, half a page of zeros, and noise.
