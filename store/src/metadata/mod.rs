@@ -402,7 +402,8 @@ macro_rules! metadata_transactions {
             /// what the tables hold, and every change waits for that.
             set_quota(limits: QuotaLimits, audit: Option<AuditEntry>) -> Option<Quota>
                 = LONG_WRITE |tx| quota::set(tx, limits, audit.as_ref());
-            /// Refuses where the quota leaves no room for another blob.
+            /// Refuses where the quota leaves no room for another blob, unless something is damaged:
+            /// an upload may replace it.
             ///
             /// # Errors
             /// [`crate::Error::QuotaExceeded`].
