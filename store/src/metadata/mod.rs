@@ -6,11 +6,11 @@
 //! database's own.
 //!
 //! A transaction locks all objects that it changes with one statement, in id order, before packs,
-//! tags and sessions: so transactions never deadlock. One that changes nodes, the live bytes of
-//! packs, snapshots or tags changes objects too, so a transaction that must be alone locks the table
-//! of objects, before it changes anything, and no other table that they change (`objects::lock_all`).
-//! Some of them write tags before snapshots and some after, so such a lock of both would deadlock in
-//! either order. Every statement that deletes checks its condition again.
+//! tags and sessions: so transactions never deadlock. One that changes nodes, live bytes of packs,
+//! which snapshots there are or where tags point locks objects, too. So a transaction that must be
+//! alone locks the table of objects first, and no other table that they change
+//! (`objects::lock_all`). Some of them write tags before snapshots and some after: such a lock of
+//! both would deadlock in either order. Every statement that deletes checks its condition again.
 
 pub(crate) mod accept;
 mod access;

@@ -200,6 +200,17 @@ async fn a_codec_that_a_store_does_not_take_is_refused_and_what_came_before_is_k
     assert_eq!(missing, [1]);
 }
 
+#[tokio::test]
+async fn a_frame_in_a_codec_of_a_newer_version_is_refused_and_is_no_damage() {
+    let rig = Rig::new(Backend::SqliteDisk).await;
+    let session = rig.store.open_push(&repository()).await.unwrap();
+    rig.store.ingest(&session.id, pieces(&stream([blob_frame(b"x")]), 1000)).await.unwrap();
+    rig.sql("UPDATE objects SET codec = 99");
+    let error = rig.store.ranges(&[Digest::sha256(b"x")], Codecs::ALL).await.unwrap_err();
+    assert!(error.code() == ErrorCode::Internal && error.to_string().contains("unknown codec 99"), "{error}");
+    assert!(rig.store.damaged().await.unwrap().is_empty());
+}
+
 /// The stream in the codecs that every reader knows, in pieces.
 async fn least(stream: &[u8], size: usize) -> Result<Vec<Bytes>> {
     let frames = pieces(stream, size).map_err(|e| Error::Input(e.to_string())).boxed();
