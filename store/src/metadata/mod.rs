@@ -402,8 +402,8 @@ macro_rules! metadata_transactions {
             /// what the tables hold, and every change waits for that.
             set_quota(limits: QuotaLimits, audit: Option<AuditEntry>) -> Option<Quota>
                 = LONG_WRITE |tx| quota::set(tx, limits, audit.as_ref());
-            /// Refuses where the quota leaves no room for another blob, unless something is damaged:
-            /// an upload may replace it.
+            /// Refuses where the quota leaves no room for another blob, unless something is
+            /// damaged: an upload may replace it.
             ///
             /// # Errors
             /// [`crate::Error::QuotaExceeded`].
@@ -419,8 +419,8 @@ macro_rules! metadata_transactions {
             /// The number of the newest record of the audit log; 0 without any.
             last_audit_record() -> u64 = READ |tx| audit_log::last(tx);
             /// Deletes records of the audit log: those that are older than `kept`, and then those
-            /// below the newest `rows` numbers, each time at most `limit`, the oldest first. Returns
-            /// how many in all.
+            /// below the newest `rows` numbers, each time at most `limit`, the oldest first.
+            /// Returns how many in all.
             trim_audit_log(kept: Duration, rows: u64, limit: usize) -> u64 = WRITE |tx| audit_log::trim(tx, *kept, *rows, *limit);
         }
     };

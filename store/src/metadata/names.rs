@@ -69,8 +69,8 @@ async fn make<T: Tx>(tx: &mut T, repository: &RepositoryName, change: &NameChang
 }
 
 /// Notes changes for the journal, in the same transaction. Only its record in the audit log may
-/// follow: a reader of changes waits for all transactions that have noted one, and others wait behind
-/// it. A transaction that has noted a change must not wait for those.
+/// follow: a reader of changes waits for all transactions that have noted one, and others wait
+/// behind it. A transaction that has noted a change must not wait for those.
 pub(super) async fn note<T: Tx>(tx: &mut T, records: &[Record]) -> Outcome<()> {
     let texts = records.iter().map(serde_json::to_string).collect::<std::result::Result<Vec<_>, _>>();
     let texts = texts.map_err(|e| Error::Internal(e.to_string()))?;

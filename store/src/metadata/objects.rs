@@ -119,9 +119,9 @@ pub(super) async fn lock<T: Tx>(tx: &mut T, ids: &[ObjectId]) -> Outcome<()> {
     Ok(())
 }
 
-/// Waits for all transactions that change objects, nodes, live bytes of packs, which snapshots there
-/// are or where tags point, and keeps others out until this one ends. Each of them locks objects
-/// before it changes any of that. Call it before anything is locked.
+/// Waits for all transactions that change objects, nodes, live bytes of packs, which snapshots
+/// there are or where tags point, and keeps others out until this one ends. Each of them locks
+/// objects before it changes any of that. Call it before anything is locked.
 pub(super) async fn lock_all<T: Tx>(tx: &mut T) -> Outcome<()> {
     // A weaker lock lets others lock rows. They would then wait for this transaction before they
     // change them, and this one for their rows.
