@@ -307,7 +307,7 @@ error_codes! {
     /// contents.
     Unavailable = "unavailable", 503, 7, true, "The store behind the registry cannot be reached";
     /// The disk, or the file system's quota, is full.
-    StorageFull = "storage_full", 507, 8, true, "The disk or quota is full";
+    StorageFull = "storage_full", 507, 8, true, "The disk is full";
     /// The quota of the domain is used up: nothing more is stored in it until something is deleted
     /// and collected, or the quota is raised.
     QuotaExceeded = "quota_exceeded", 403, 8, false, "The quota of the domain is used up";

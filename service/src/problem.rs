@@ -28,7 +28,7 @@ pub struct ApiError {
     pub status: StatusCode,
     /// When to try again, in seconds, if that is not the same for each problem with this code.
     pub retry_after: Option<u64>,
-    /// What the caller asked for is told as if it did not exist, because the caller may not see it.
+    /// The answer says that there is no such thing, because the caller may not see it.
     pub is_hidden: bool,
 }
 

@@ -46,8 +46,8 @@ impl Store {
     ///
     /// # Errors
     /// [`Error::Frame`], [`Error::Format`], [`Error::Missing`], [`Error::WrongShape`],
-    /// [`Error::PushUnknown`], [`Error::Full`], [`Error::Unavailable`]; [`Error::Input`] for errors
-    /// of the stream itself.
+    /// [`Error::PushUnknown`], [`Error::Full`], [`Error::QuotaExceeded`], [`Error::Unavailable`];
+    /// [`Error::Input`] for errors of the stream itself.
     pub async fn ingest<S, E>(&self, push: &LivePush, stream: S) -> Result<Ingested>
     where
         S: Stream<Item = std::result::Result<Bytes, E>> + Send + Unpin,

@@ -28,17 +28,7 @@ impl Store {
             NameChange::PutTags { .. } => None,
             NameChange::DeleteTag { .. } | NameChange::DeleteSnapshot { .. } => Some(self.metadata.make_room(Freeing::Deletion).await?),
         };
-        let audit = self.audit_entry();
-        if once.is_some() || audit.is_some() {
-            let done = self.metadata.change_names(repository, change, once, self.options.lease, audit).await;
-            return self.journaled(done).await;
-        }
-        let done = match change {
-            NameChange::PutTags { snapshot, moves } => self.metadata.put_tags(repository, snapshot, moves).await,
-            NameChange::DeleteTag { tag, expected } => self.metadata.delete_tag(repository, tag, expected).await,
-            NameChange::DeleteSnapshot { snapshot, etag: None } => self.metadata.delete_snapshot(repository, snapshot).await,
-            NameChange::DeleteSnapshot { snapshot, etag: Some(etag) } => self.metadata.delete_snapshot_if(repository, snapshot, etag).await,
-        };
+        let done = self.metadata.change_names(repository, change, once, self.options.lease, self.audit_entry()).await;
         self.journaled(done).await
     }
 

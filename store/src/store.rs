@@ -50,8 +50,8 @@ pub struct Options {
     /// Bytes that all uploads that wait for their clients may hold together, beyond 64 KiB each.
     /// Default 32 MiB.
     pub slow_bytes: u64,
-    /// Codecs of frames that are taken in; a frame in another one is refused. Whatever is stored is
-    /// read. Default all.
+    /// Codecs of frames that are taken in; a frame in another one is refused. Stored frames are
+    /// read in every codec. Default all.
     pub codecs: Codecs,
     /// How long an upload waits for its turn before it is refused as [`Error::Overloaded`]. Default
     /// 10 minutes, since the clients of a local store have no other store to use.

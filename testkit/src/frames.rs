@@ -1,7 +1,7 @@
 //! Makes raw frames, with true or false claims in their headers.
 
 use bytes::Bytes;
-use pfr_schema::codec::{Codec, TensorEncoder};
+use pfr_schema::codec::{Codec, TensorEncoder, encode_document};
 use pfr_schema::frame::{self, Header};
 use pfr_schema::tree::Document;
 use pfr_schema::{Digest, Kind};
@@ -23,7 +23,18 @@ pub fn blob(raw: &[u8]) -> Bytes {
 #[must_use]
 pub fn encoded(codec: Codec, raw: &[u8]) -> Bytes {
     let mut encoder = TensorEncoder::new(codec).unwrap();
-    let payload = encoder.encode(raw).expect("it becomes smaller");
+    of_payload(codec, raw, encoder.encode(raw).expect("it becomes smaller"))
+}
+
+/// A frame of a plain blob that zstd must make smaller.
+#[must_use]
+pub fn zstd(raw: &[u8]) -> Bytes {
+    let (codec, payload) = encode_document(raw);
+    assert_eq!(codec, Codec::Zstd, "it becomes smaller");
+    of_payload(codec, raw, &payload)
+}
+
+fn of_payload(codec: Codec, raw: &[u8], payload: &[u8]) -> Bytes {
     let (digest, raw_len, stored_len) = (Digest::sha256(raw), raw.len() as u64, payload.len() as u64);
     frame::encode(&Header { codec, kind: Kind::Blob, digest, raw_len, stored_len }, payload).into()
 }

@@ -320,7 +320,7 @@ pub(crate) struct Ending {
     status: StatusCode,
     /// Means something for errors only.
     code: ErrorCode,
-    /// It was told that there is no such thing, because it may not see it.
+    /// The answer said that there is no such thing, because the caller may not see it.
     is_hidden: bool,
 }
 

@@ -403,6 +403,18 @@ mod tests {
     }
 
     #[test]
+    fn a_kernel_that_lacks_room_for_escapes_panics_and_drops_none() {
+        // No exponent is near this base.
+        let raw = words(1, GROUP, 0);
+        for kernel in Kernel::available() {
+            let (mut maps, mut rest, mut escapes) = ([[0; MAPS]], [[0; GROUP]], [0; GROUP - 1]);
+            let groups = Groups { raw: raw.as_chunks::<RAW>().0, maps: &mut maps, rest: &mut rest };
+            let encoding = std::panic::AssertUnwindSafe(|| kernel.encode(0, groups, &mut escapes));
+            assert!(std::panic::catch_unwind(encoding).is_err(), "{}", kernel.name());
+        }
+    }
+
+    #[test]
     fn a_false_number_of_escapes_and_bits_beyond_the_end_are_refused_before_anything_is_written() {
         for kernel in Kernel::available() {
             let raw = words(1, 100, 20);

@@ -6,7 +6,7 @@ use bytes::{Buf as _, Bytes};
 use futures::stream::{self, BoxStream};
 use futures::{StreamExt as _, TryStreamExt as _};
 use pfr_schema::codec::{Codec, Codecs, Decoder};
-use pfr_schema::frame::{CHECKSUM, Event, Header, Parser, end_mark};
+use pfr_schema::frame::{Event, Header, Parser, end_mark};
 use pfr_schema::{Digest, FormatError, Limits};
 
 /// Raw bytes that are decoded at a time, about.
@@ -38,11 +38,9 @@ pub fn in_codecs<E: From<Error> + Send + 'static>(
     pieces.boxed()
 }
 
-/// Whether some of these frames may be in another codec. A frame that is as long as a raw one is
-/// not: a tensor codec makes blobs smaller.
-pub(super) fn may_be_in_others(located: &[(Digest, Location)], codecs: Codecs) -> bool {
-    let raw = |digest: &Digest, at: &Location| Header::len(digest.algorithm()) as u64 + at.raw_len + CHECKSUM as u64;
-    codecs != Codecs::ALL && located.iter().any(|(digest, at)| at.frame_len < raw(digest, at))
+/// Whether some of these frames are in another codec.
+pub(super) fn are_in_others(located: &[(Digest, Location)], codecs: Codecs) -> bool {
+    located.iter().any(|(_, location)| !codecs.contains(location.codec))
 }
 
 struct Translator {

@@ -1,6 +1,6 @@
 //! Locations of frames, for readers that can reach the packs themselves.
 
-use super::codecs::may_be_in_others;
+use super::codecs::are_in_others;
 use crate::Store;
 use crate::boxed;
 use crate::error::Result;
@@ -24,8 +24,8 @@ pub struct PackRange {
 impl Store {
     /// Locations of the frames of `digests`, in that order, for readers of these codecs that fetch
     /// them from the packs themselves. The bytes stay there for a grace period after they are
-    /// collected or moved. They are not read here, so the reader verifies them. None if some may be
-    /// in another codec: then [`Store::serve`] decodes them.
+    /// collected or moved. They are not read here, so the reader verifies them. None if some are in
+    /// another codec: then [`Store::serve`] decodes them.
     ///
     /// # Errors
     /// [`Error::BlobUnknown`], [`Error::Corrupt`] for what is quarantined.
@@ -41,7 +41,7 @@ impl Store {
             digests: extent.frames.into_iter().map(|(_, digest)| digest).collect(),
         };
         let located = locate(self, digests).await?;
-        if may_be_in_others(&located, codecs) {
+        if are_in_others(&located, codecs) {
             return Ok(None);
         }
         Ok(Some(plan(located).into_iter().map(range).collect()))

@@ -7,7 +7,7 @@
 //! not take what was read. Of the large pieces only a few are handed out at a time, so a client
 //! that was fast and stops holds little too.
 
-use super::codecs::{in_codecs, may_be_in_others};
+use super::codecs::{are_in_others, in_codecs};
 use super::outputs::{At, Hold};
 use super::{AHEAD, BoxFrames};
 use crate::Store;
@@ -32,8 +32,8 @@ const LARGE: u64 = 512 << 10;
 
 /// Frames for a client that may be slow.
 pub struct Served {
-    /// Bytes of all pieces together, the end mark included. `None` where some may have to be
-    /// decoded: that is found out on the way.
+    /// Bytes of all pieces together, the end mark included. `None` where some are decoded on
+    /// the way.
     pub bytes: Option<u64>,
     /// The pieces. Poll for one only when the piece before was sent.
     pub pieces: BoxFrames,
@@ -56,7 +56,7 @@ impl Store {
     #[boxed]
     pub async fn serve(&self, digests: Vec<Digest>, codecs: Codecs) -> Result<Served> {
         let located = locate(self, &digests).await?;
-        let others = may_be_in_others(&located, codecs);
+        let others = are_in_others(&located, codecs);
         let extents: Arc<[Extent]> = plan(located).into();
         let frames = digests.len() as u64;
         let bytes = extents.iter().map(Extent::len).sum::<u64>() + end_mark(frames).len() as u64;

@@ -4,9 +4,9 @@
 use super::arguments::countable;
 use super::integrity::nests;
 use super::quota::Growth;
-use super::sql::{Sql, int, kind_of, values};
+use super::sql::{int, kind_of, values};
 use super::tx::{Backend, Mode, Outcome, Tx};
-use super::{Audit, Discrepancy, ObjectId, PackId, children, quota};
+use super::{Audit, Discrepancy, ObjectId, PackId, children, objects, quota};
 use crate::error::Result;
 use pfr_schema::{Digest, Kind};
 use std::collections::{HashMap, HashSet};
@@ -25,10 +25,10 @@ pub(super) async fn audit<B: Backend>(backend: &B, repair: bool) -> Result<Audit
 }
 
 async fn audit_all<T: Tx>(tx: &mut T, repair: bool) -> Outcome<Audit> {
-    // This lock keeps writers out while differences are found and corrected.
-    const ALONE: Sql = Sql::only_postgres("LOCK TABLE objects, containers, packs, manifests, tags, suspects IN SHARE ROW EXCLUSIVE MODE");
     if repair {
-        tx.execute(ALONE, &[]).await?;
+        // Nothing changes while differences are found and corrected. Only collections still work
+        // through their queue, and drop no entry of an object without references.
+        objects::lock_all(tx).await?;
     }
     let candidate_objects: Vec<ObjectId> = tx.query("SELECT DISTINCT object FROM suspects WHERE object IS NOT NULL", &[]).await?;
     let candidate_packs: Vec<PackId> = tx.query("SELECT DISTINCT pack FROM suspects WHERE pack IS NOT NULL", &[]).await?;
@@ -269,13 +269,13 @@ impl Auditor {
 
     /// What the quota says is used.
     async fn quota<T: Tx>(&mut self, tx: &mut T) -> Outcome<()> {
-        let Some(quota) = quota::quota(tx).await? else { return Ok(()) };
+        let Some(used) = quota::used(tx).await? else { return Ok(()) };
         self.held.snapshots = tx.one("SELECT COUNT(*) FROM manifests", &[]).await?;
         let Growth { bytes, objects, snapshots } = self.held;
         for (what, expected, found) in
-            [("bytes", bytes, quota.used_bytes), ("blobs", objects, quota.used_objects), ("snapshots", snapshots, quota.used_snapshots)]
+            [("bytes", bytes, used.bytes), ("blobs", objects, used.objects), ("snapshots", snapshots, used.snapshots)]
         {
-            if expected != int(found) {
+            if expected != found {
                 self.differs("quota".to_owned(), format!("{expected} {what}"), format!("{found} {what}"));
                 self.wrong_quota = true;
             }

@@ -121,6 +121,13 @@ pub(super) async fn quarantine<T: Tx>(tx: &mut T, damage: &[Damage]) -> Outcome<
     }
 }
 
+/// Whether there is something that an upload may heal: a quarantined blob, or a node that is marked
+/// because it reaches one.
+pub(super) async fn is_unwell<T: Tx>(tx: &mut T) -> Outcome<bool> {
+    let find = "SELECT id FROM objects /* INDEXED BY objects_unwell */ WHERE health > 0 ORDER BY id LIMIT 1";
+    Ok(tx.first::<ObjectId>(find, &[]).await?.is_some())
+}
+
 /// Object, digest, kind, reason, time: a quarantined blob as it lies in the tables.
 type RawDamage = (ObjectId, Digest, Kind, Option<String>, Option<u64>);
 

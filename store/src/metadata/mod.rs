@@ -6,8 +6,11 @@
 //! database's own.
 //!
 //! A transaction locks all objects that it changes with one statement, in id order, before packs,
-//! tags and sessions: so transactions never deadlock. Every statement that deletes checks its
-//! condition again.
+//! tags and sessions: so transactions never deadlock. One that changes nodes, live bytes of packs,
+//! which snapshots there are or where tags point locks objects, too. So a transaction that must be
+//! alone locks the table of objects first, and no other table that they change
+//! (`objects::lock_all`). Some of them write tags before snapshots and some after: such a lock of
+//! both would deadlock in either order. Every statement that deletes checks its condition again.
 
 pub(crate) mod accept;
 mod access;
@@ -399,7 +402,8 @@ macro_rules! metadata_transactions {
             /// what the tables hold, and every change waits for that.
             set_quota(limits: QuotaLimits, audit: Option<AuditEntry>) -> Option<Quota>
                 = LONG_WRITE |tx| quota::set(tx, limits, audit.as_ref());
-            /// Refuses where the quota leaves no room for another blob.
+            /// Refuses where the quota leaves no room for another blob, unless something is
+            /// damaged: an upload may replace it.
             ///
             /// # Errors
             /// [`crate::Error::QuotaExceeded`].
@@ -414,8 +418,9 @@ macro_rules! metadata_transactions {
                 = SNAPSHOT |tx| audit_log::records(tx, filter, after.as_deref(), *limit);
             /// The number of the newest record of the audit log; 0 without any.
             last_audit_record() -> u64 = READ |tx| audit_log::last(tx);
-            /// Deletes records of the audit log that are older than `kept`, and all but the newest
-            /// `rows`: at most `limit` of each. Returns how many.
+            /// Deletes records of the audit log: those that are older than `kept`, and then those
+            /// below the newest `rows` numbers, each time at most `limit`, the oldest first.
+            /// Returns how many in all.
             trim_audit_log(kept: Duration, rows: u64, limit: usize) -> u64 = WRITE |tx| audit_log::trim(tx, *kept, *rows, *limit);
         }
     };

@@ -1,8 +1,9 @@
 //! Changes of tags, and changes that are made once.
 //!
 //! Locks are taken in this order: the session that such a change makes for itself, objects by id,
-//! the row of the manifest, tags by name, the push session, the table of changes. The transaction
-//! that holds the object of a manifest decides about everything that names it.
+//! the row of the manifest, tags by name, the push session, the quota, the table of changes, the
+//! audit log. The transaction that holds the object of a manifest decides about everything that
+//! names it.
 
 use super::objects::{add_refs, lock, release};
 use super::sessions::{find_session, millis};
@@ -67,9 +68,9 @@ async fn make<T: Tx>(tx: &mut T, repository: &RepositoryName, change: &NameChang
     }
 }
 
-/// Notes changes for the journal, in the same transaction and as its last statement: a reader of
-/// changes waits for all transactions that have noted one, and others wait behind it. A transaction
-/// that has noted a change must not wait for those.
+/// Notes changes for the journal, in the same transaction. Only its record in the audit log may
+/// follow: a reader of changes waits for all transactions that have noted one, and others wait
+/// behind it. A transaction that has noted a change must not wait for those.
 pub(super) async fn note<T: Tx>(tx: &mut T, records: &[Record]) -> Outcome<()> {
     let texts = records.iter().map(serde_json::to_string).collect::<std::result::Result<Vec<_>, _>>();
     let texts = texts.map_err(|e| Error::Internal(e.to_string()))?;

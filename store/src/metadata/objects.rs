@@ -6,6 +6,7 @@ use super::tx::{Backend, Fail, Mode, Outcome, Tx};
 use super::{Health, Location, ObjectId, ObjectRow, PackId, PushId, children, leases};
 use crate::error::{Error, Result};
 use futures::future::try_join_all;
+use pfr_schema::codec::Codec;
 use pfr_schema::{Digest, Kind};
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -95,10 +96,13 @@ async fn look<T: Tx>(tx: &mut T, push: &PushId, wanted: &[(Digest, Kind)]) -> Ou
 }
 
 pub(super) async fn locate<T: Tx>(tx: &mut T, digests: &[Digest]) -> Outcome<Vec<Option<Location>>> {
-    let find = r#"SELECT o.digest, p.key, o."offset", o.frame_len, o.size, o.health FROM objects o JOIN packs p ON p.id = o.pack
+    type Row = (Digest, String, u64, u64, u64, Codec, Health);
+    let find = r#"SELECT o.digest, p.key, o."offset", o.frame_len, o.size, o.codec, o.health FROM objects o JOIN packs p ON p.id = o.pack
                   WHERE o.digest = ANY($1)"#;
-    let rows: Vec<(Digest, String, u64, u64, u64, Health)> = tx.query(find, values![digests]).await?;
-    let location = |(digest, pack, offset, frame_len, raw_len, health)| (digest, Location { pack, offset, frame_len, raw_len, health });
+    let rows: Vec<Row> = tx.query(find, values![digests]).await?;
+    let location = |(digest, pack, offset, frame_len, raw_len, codec, health): Row| {
+        (digest, Location { pack, offset, frame_len, raw_len, codec, health })
+    };
     let found: HashMap<Digest, Location> = rows.into_iter().map(location).collect();
     Ok(digests.iter().map(|digest| found.get(digest).cloned()).collect())
 }
@@ -144,6 +148,16 @@ pub(super) async fn lock<T: Tx>(tx: &mut T, ids: &[ObjectId]) -> Outcome<()> {
     const LOCK: Sql = Sql::only_postgres("SELECT id FROM objects WHERE id = ANY($1) ORDER BY id FOR NO KEY UPDATE");
     tx.query::<ObjectId>(LOCK, values![ids]).await?;
     Ok(())
+}
+
+/// Waits for all transactions that change objects, nodes, live bytes of packs, which snapshots
+/// there are or where tags point, and keeps others out until this one ends. Each of them locks
+/// objects before it changes any of that. Call it before anything is locked.
+pub(super) async fn lock_all<T: Tx>(tx: &mut T) -> Outcome<()> {
+    // A weaker lock lets others lock rows. They would then wait for this transaction before they
+    // change them, and this one for their rows.
+    const LOCK: Sql = Sql::only_postgres("LOCK TABLE objects IN EXCLUSIVE MODE");
+    tx.execute(LOCK, &[]).await.map(drop)
 }
 
 /// Adds references, or takes them away.

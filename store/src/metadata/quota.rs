@@ -1,4 +1,5 @@
-//! The quota of a domain: what is used is kept beside the limits, so that no change counts rows.
+//! The quota of a domain. Its row has the limits and what is used, so that a change need not count
+//! what is stored.
 //!
 //! Without a quota there is no row, and the updates here touch nothing. With one, every transaction
 //! that changes what is stored ends with the update of that row. So the transactions of a domain
@@ -6,9 +7,9 @@
 //! everything else but the tables of changes and of the audit log: its holder waits for none of
 //! those that wait for it.
 
-use super::sql::{Sql, values};
+use super::sql::values;
 use super::tx::{Outcome, Tx};
-use super::{AuditEntry, Quota, QuotaLimits, audit_log};
+use super::{AuditEntry, Quota, QuotaLimits, audit_log, integrity, objects};
 use crate::error::Error;
 
 /// What a transaction adds to what is stored; below zero, what it takes away.
@@ -22,7 +23,8 @@ pub(super) struct Growth {
     pub snapshots: i64,
 }
 
-type Row = (Option<u64>, Option<u64>, Option<u64>, u64, u64, u64);
+/// What is used may be below zero: a replica of a version without quotas does not count.
+type Row = (Option<u64>, Option<u64>, Option<u64>, i64, i64, i64);
 
 macro_rules! columns {
     () => {
@@ -31,20 +33,33 @@ macro_rules! columns {
 }
 
 fn row((bytes, objects, snapshots, used_bytes, used_objects, used_snapshots): Row) -> Quota {
-    Quota { limits: QuotaLimits { bytes, objects, snapshots }, used_bytes, used_objects, used_snapshots }
+    let used = |count: i64| u64::try_from(count).unwrap_or(0);
+    Quota {
+        limits: QuotaLimits { bytes, objects, snapshots },
+        used_bytes: used(used_bytes),
+        used_objects: used(used_objects),
+        used_snapshots: used(used_snapshots),
+    }
 }
 
 pub(super) async fn quota<T: Tx>(tx: &mut T) -> Outcome<Option<Quota>> {
     Ok(tx.first(concat!("SELECT ", columns!(), " FROM quota"), &[]).await?.map(row))
 }
 
+/// What the row says is used, as it is there.
+pub(super) async fn used<T: Tx>(tx: &mut T) -> Outcome<Option<Growth>> {
+    let row: Option<Row> = tx.first(concat!("SELECT ", columns!(), " FROM quota"), &[]).await?;
+    Ok(row.map(|(.., bytes, objects, snapshots)| Growth { bytes, objects, snapshots }))
+}
+
 /// Refuses an upload that could store nothing. One that stores nothing new passes until it begins a
-/// pack.
+/// pack. While something is damaged none is refused: it may replace that, and adds no blob then.
 pub(super) async fn has_room<T: Tx>(tx: &mut T) -> Outcome<()> {
     let Some(Quota { limits, used_bytes, used_objects, .. }) = quota(tx).await? else { return Ok(()) };
     for (what, limit, used) in [("bytes", limits.bytes, used_bytes), ("blobs", limits.objects, used_objects)] {
         if let Some(limit) = limit.filter(|limit| used >= *limit) {
-            return Err(Error::QuotaExceeded { what, limit, used, added: 0 }.into());
+            let refused = Error::QuotaExceeded { what, limit, used, added: 0 };
+            return if integrity::is_unwell(tx).await? { Ok(()) } else { Err(refused.into()) };
         }
     }
     Ok(())
@@ -61,17 +76,19 @@ pub(super) async fn add<T: Tx>(tx: &mut T, growth: Growth) -> Outcome<Option<Quo
 }
 
 /// Adds to what is used, if the limits allow it. A snapshot needs room in every respect: its blobs
-/// are stored already, and a commit would keep them.
+/// are stored already, and a commit would keep them. Frames that only replace damaged ones need no
+/// room, even if they are longer.
 pub(super) async fn grow<T: Tx>(tx: &mut T, growth: Growth) -> Outcome<()> {
     let Some(quota) = add(tx, growth).await? else { return Ok(()) };
     let Quota { limits, used_bytes, used_objects, used_snapshots } = quota;
-    for (what, limit, used, added) in [
-        ("bytes", limits.bytes, used_bytes, growth.bytes),
-        ("blobs", limits.objects, used_objects, growth.objects),
-        ("snapshots", limits.snapshots, used_snapshots, growth.snapshots),
+    let is_snapshot = growth.snapshots > 0;
+    let is_more = growth.objects > 0 || is_snapshot;
+    for (what, applies, limit, used, added) in [
+        ("bytes", is_more, limits.bytes, used_bytes, growth.bytes),
+        ("blobs", is_more, limits.objects, used_objects, growth.objects),
+        ("snapshots", is_snapshot, limits.snapshots, used_snapshots, growth.snapshots),
     ] {
-        let is_more = added > 0 || growth.snapshots > 0;
-        if let Some(limit) = limit.filter(|limit| is_more && used > *limit) {
+        if let Some(limit) = limit.filter(|limit| applies && used > *limit) {
             let added = added.max(0).unsigned_abs();
             return Err(Error::QuotaExceeded { what, limit, used: used.saturating_sub(added), added }.into());
         }
@@ -89,16 +106,15 @@ pub(super) async fn measure<T: Tx>(tx: &mut T) -> Outcome<Growth> {
 }
 
 pub(super) async fn set<T: Tx>(tx: &mut T, limits: &QuotaLimits, audit: Option<&AuditEntry>) -> Outcome<Option<Quota>> {
-    // A transaction that has changed something ended before this lock, and is counted. One that
-    // changes something later finds the row.
-    const ALONE: Sql = Sql::only_postgres("LOCK TABLE objects, packs, manifests IN SHARE ROW EXCLUSIVE MODE");
     let QuotaLimits { bytes, objects, snapshots } = *limits;
     if limits.is_none() {
         tx.execute("DELETE FROM quota", &[]).await?;
     } else {
         let update = "UPDATE quota SET bytes = $1, objects = $2, snapshots = $3";
         if tx.execute(update, values![bytes, objects, snapshots]).await? == 0 {
-            tx.execute(ALONE, &[]).await?;
+            // A transaction that has changed something ends before this lock, and is counted. One
+            // that changes something later finds the row.
+            objects::lock_all(tx).await?;
             let used = measure(tx).await?;
             let insert = "INSERT INTO quota (id, bytes, objects, snapshots, used_bytes, used_objects, used_snapshots)
                           VALUES (1, $1, $2, $3, $4, $5, $6) ON CONFLICT (id) DO UPDATE

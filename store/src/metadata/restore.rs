@@ -3,7 +3,7 @@
 use super::commit::insert_snapshot;
 use super::journal::{last_number, number_after};
 use super::names::{Target, point_tag, targets};
-use super::objects::release;
+use super::objects::{lock_all, release};
 use super::quota::Growth;
 use super::sessions::make_repository;
 use super::snapshots::{find_manifest, remove};
@@ -15,9 +15,11 @@ use pfr_schema::{Digest, Kind, RepositoryName, Tag};
 use std::collections::HashMap;
 
 pub(super) async fn restore_names<T: Tx>(tx: &mut T, records: &[Record], last: u64) -> Outcome<Vec<Record>> {
-    const NOBODY_ELSE: Sql = Sql::only_postgres("LOCK TABLE manifests, tags, changes IN SHARE ROW EXCLUSIVE MODE");
-    tx.execute(NOBODY_ELSE, &[]).await?;
-    let mut restore = Restore { tx: &mut *tx, repositories: HashMap::new() };
+    // The numbers of changes are set, too: readers of changes wait.
+    const NUMBERS: Sql = Sql::only_postgres("LOCK TABLE changes IN SHARE ROW EXCLUSIVE MODE");
+    lock_all(tx).await?;
+    tx.execute(NUMBERS, &[]).await?;
+    let mut restore = Restore { tx: &mut *tx, repositories: HashMap::new(), snapshots: 0 };
     let mut lost: HashMap<(&RepositoryName, Digest), &Record> = HashMap::new();
     for record in records {
         match record {
@@ -33,9 +35,14 @@ pub(super) async fn restore_names<T: Tx>(tx: &mut T, records: &[Record], last: u
                 let id = restore.repository(repository).await?;
                 if let Some((row, object)) = find_manifest(restore.tx, id, manifest).await? {
                     remove(restore.tx, row, object).await?;
+                    restore.snapshots -= 1;
                 }
             }
         }
+    }
+    let snapshots = restore.snapshots;
+    if snapshots != 0 {
+        quota::add(tx, Growth { snapshots, ..Growth::default() }).await?;
     }
     let last = last.max(last_number(tx).await?);
     number_after(tx, last).await?;
@@ -45,6 +52,8 @@ pub(super) async fn restore_names<T: Tx>(tx: &mut T, records: &[Record], last: u
 struct Restore<'a, T> {
     tx: &'a mut T,
     repositories: HashMap<RepositoryName, i64>,
+    /// Snapshots that there are now, less those that there were before.
+    snapshots: i64,
 }
 
 impl<T: Tx> Restore<'_, T> {
@@ -70,7 +79,7 @@ impl<T: Tx> Restore<'_, T> {
         let stored: Option<(ObjectId, u64, u64)> = self.tx.first(find, values).await?;
         let Some((object, size, reach)) = stored else { return Ok(false) };
         insert_snapshot(self.tx, id, object, record, size.saturating_add(reach), None).await?;
-        quota::add(self.tx, Growth { snapshots: 1, ..Growth::default() }).await?;
+        self.snapshots += 1;
         Ok(true)
     }
 

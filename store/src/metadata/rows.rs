@@ -24,6 +24,7 @@ pub(crate) use prefixes::{PASSES, WAYPOINT, levels, short, steps, waypoints};
 
 pub use pfr_schema::api::{AuditRecord, Quota, QuotaLimits, RepositoryInfo};
 use pfr_schema::api::{TagInfo, TagState};
+use pfr_schema::codec::Codec;
 use pfr_schema::container::Child;
 use pfr_schema::frame::Header;
 use pfr_schema::run::Shape;
@@ -82,6 +83,8 @@ pub struct Location {
     pub frame_len: u64,
     /// Raw bytes of the blob.
     pub raw_len: u64,
+    /// Codec of the frame.
+    pub codec: Codec,
     /// Its health.
     pub health: Health,
 }

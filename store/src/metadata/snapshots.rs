@@ -70,16 +70,16 @@ async fn delete_if<T: Tx>(tx: &mut T, repository: &RepositoryName, digest: &Dige
         }
     }
     remove(tx, manifest, object).await?;
+    quota::add(tx, Growth { snapshots: -1, ..Growth::default() }).await?;
     note(tx, &[Record::Delete { repository: repository.clone(), manifest: *digest }]).await?;
     Ok(true)
 }
 
-/// Removes a snapshot's row and its tags.
+/// Removes a snapshot's row and its tags. The caller counts it for the quota.
 pub(super) async fn remove<T: Tx>(tx: &mut T, manifest: i64, object: ObjectId) -> Outcome<()> {
     let tags = tx.execute("DELETE FROM tags WHERE manifest = $1", values![manifest]).await?;
     tx.execute("DELETE FROM manifests WHERE id = $1", values![manifest]).await?;
-    release(tx, object, int(tags) + 1).await?;
-    quota::add(tx, Growth { snapshots: -1, ..Growth::default() }).await.map(drop)
+    release(tx, object, int(tags) + 1).await
 }
 
 pub(super) async fn touch<T: Tx>(tx: &mut T, repository: &RepositoryName, digest: &Digest) -> Outcome<()> {

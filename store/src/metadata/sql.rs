@@ -2,6 +2,7 @@
 
 use super::Health;
 use super::fail::{Fail, Outcome};
+use pfr_schema::codec::Codec;
 use pfr_schema::{AccessScope, AccessTokenId, Digest, DomainName, Kind, RepositoryName, Tag};
 use std::borrow::Cow;
 
@@ -220,6 +221,7 @@ cells! {
     Tag: row, at => row.text(at, |text| Ok(text.parse()?));
     Vec<u8>: row, at => row.bytes(at, |bytes| Ok(bytes.to_vec()));
     Digest: row, at => row.bytes(at, |key| Ok(Digest::from_key(key)?));
+    Codec: row, at => codec_of(row.int(at)?);
     Kind: row, at => kind_of(row.int(at)?);
     Health: row, at => Ok(health_of(row.int(at)?));
 }
@@ -228,6 +230,12 @@ cells! {
 pub(crate) fn kind_of(number: i64) -> Outcome<Kind> {
     let kind = u8::try_from(number).ok().and_then(Kind::from_number);
     kind.ok_or_else(|| Fail::internal(format!("object of unknown kind {number}")))
+}
+
+/// The codec with this number.
+fn codec_of(number: i64) -> Outcome<Codec> {
+    let codec = u8::try_from(number).ok().and_then(Codec::from_number);
+    codec.ok_or_else(|| Fail::internal(format!("object in unknown codec {number}: a newer version stored it")))
 }
 
 fn health_of(number: i64) -> Health {

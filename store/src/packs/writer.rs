@@ -224,9 +224,12 @@ impl PackWriter {
     async fn discard(&mut self) {
         // Only a later transaction that finds it unfinished proves that the failed one did not take
         // place.
-        match self.store.metadata.renew_pack(None, self.id, self.store.options.lease).await {
-            Ok(()) => drop(self.store.packs.delete(&path(&self.key)).await),
-            Err(error) => tracing::debug!(%error, pack = self.id, "no space for the rows of a pack: its bytes stay until its lease ends"),
+        let deleted = match self.store.metadata.renew_pack(None, self.id, self.store.options.lease).await {
+            Ok(()) => self.store.packs.delete(&path(&self.key)).await.map_err(Error::packs),
+            Err(error) => Err(error),
+        };
+        if let Err(error) = deleted {
+            tracing::debug!(%error, pack = self.key, "deleting the bytes of a refused pack failed, leaving them to collection");
         }
     }
 

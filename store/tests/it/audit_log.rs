@@ -1,4 +1,4 @@
-//! The audit log: a record is there exactly if its change is, of whatever kind the change is.
+//! The audit log: a record is there exactly if its change is, for each kind of change.
 
 use crate::common::rig::{Backend, Rig};
 use crate::common::{pieces, push, repository, snapshot, tag};
@@ -66,7 +66,7 @@ async fn every_change_of_names_has_its_record_and_a_refused_or_repeated_one_has_
     let untag = NameChange::DeleteTag { tag: tag("u"), expected: None };
     audited("delete_tag").change_names(&repository(), untag.clone(), None).await.unwrap();
     assert!(audited("delete_tag").change_names(&repository(), untag, None).await.is_err());
-    // What is not done for a request has no record.
+    // A change that no request asks for has no record.
     push(&rig.store, &snapshot(&[9], vec![]), "quiet").await.unwrap();
     let delete = NameChange::DeleteSnapshot { snapshot: s.manifest.digest, etag: None };
     audited("delete_snapshot").change_names(&repository(), delete, None).await.unwrap();
@@ -147,7 +147,7 @@ async fn records_are_kept_for_a_time_and_up_to_a_number(backend: Backend) {
     assert_eq!(metadata.last_audit_record().await.unwrap(), 21, "no number is used twice");
 }
 
-/// A reader that asks for the oldest first never misses a record, whatever is written meanwhile.
+/// A reader that asks for the oldest first misses no record, although others are written meanwhile.
 async fn a_reader_that_follows_sees_each_record_once(backend: Backend) {
     const WRITERS: usize = 4;
     const EACH: usize = 50;
@@ -184,8 +184,8 @@ async fn a_reader_that_follows_sees_each_record_once(backend: Backend) {
     assert_eq!(seen.len(), WRITERS * EACH);
 }
 
-/// A full disk, or tables that are not there: whatever keeps a record from being written keeps the
-/// change from being made.
+/// If a record cannot be written, because the disk is full or the table is not there, its change is
+/// not made.
 async fn a_change_that_cannot_be_recorded_is_not_made(backend: Backend) {
     let rig = Rig::new(backend).await;
     let s = snapshot(&[1], vec![]);
@@ -212,7 +212,8 @@ async fn a_rebuilt_database_begins_a_new_log(backend: Backend) {
     push(&store, &snapshot(&[1], vec![]), "t").await.unwrap();
     assert_eq!(records(&*rig.metadata).await.len(), 1);
     let lost = rig.beside().await;
-    lost.store.rebuild(&mut |_| ()).await.unwrap();
+    lost.store.audited(entry("rebuild")).rebuild(&mut |_| ()).await.unwrap();
+    assert_eq!(lost.store.tags(&repository(), None, 10).await.unwrap().rows.len(), 1);
     assert_eq!(records(&*lost.metadata).await, []);
 }
 

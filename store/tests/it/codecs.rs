@@ -15,7 +15,7 @@ use pfr_schema::snapshot::{Descriptor, Manifest, SnapshotConfig};
 use pfr_schema::tree::{Document, Group, PageTree};
 use pfr_schema::{Digest, ErrorCode, Kind, Limits};
 use pfr_store::{Error, GcOptions, Options, Result, Served, Store, document_frame, in_codecs};
-use pfr_testkit::frames::encoded;
+use pfr_testkit::frames::{encoded, zstd};
 use pfr_testkit::snapshot::{bytes, numbers};
 use proptest::prelude::*;
 use std::collections::HashSet;
@@ -33,7 +33,11 @@ struct Sample {
 }
 
 fn frame(codec: Codec, raw: &[u8]) -> Bytes {
-    if codec == Codec::Raw { blob_frame(raw) } else { encoded(codec, raw) }
+    match codec {
+        Codec::Raw => blob_frame(raw),
+        Codec::Zstd => zstd(raw),
+        _ => encoded(codec, raw),
+    }
 }
 
 /// Numbers in each tensor codec, zeros, half a page of zeros, and noise.
@@ -109,9 +113,9 @@ fn parsed(stream: &[u8]) -> Vec<(Codec, Vec<u8>)> {
     found
 }
 
-on_every_backend!(what_came_in_any_codec_stays_so_through_collection_scrub_fsck_and_rebuild);
+on_every_backend!(frames_keep_their_codecs_through_collection_scrub_fsck_and_rebuild);
 
-async fn what_came_in_any_codec_stays_so_through_collection_scrub_fsck_and_rebuild(on: Backend) {
+async fn frames_keep_their_codecs_through_collection_scrub_fsck_and_rebuild(on: Backend) {
     let rig = Rig::still(on, Options { pack_bytes: 128 << 10, lease: Duration::from_secs(60), ..Options::default() }).await;
     let (store, sample) = (&rig.store, sample());
     let others: Vec<Bytes> = (200..400).map(|i| frame(TENSOR[i as usize % 4], &numbers(i, PAGE))).collect();
@@ -160,7 +164,8 @@ async fn the_first_stored_encoding_stays_and_the_blob_is_stored_once() {
 #[tokio::test]
 async fn a_reader_gets_frames_in_the_codecs_that_it_knows_and_raw_ones_for_the_others() {
     let (rig, sample) = (Rig::new(Backend::Memory).await, sample());
-    sample.push(&rig.store, &[]).await;
+    let text = [b'x'; 5000];
+    sample.push(&rig.store, &vec![frame(Codec::Zstd, &text); sample.pages.len()]).await;
     let known = [Codecs::LEAST, Codecs::LEAST.with(Codec::Bf16Bitmaps), Codecs::LEAST.with(Codec::F16Huffman).with(Codec::Fp8Huffman)];
     for codecs in known {
         let Served { bytes, pieces } = rig.store.serve(sample.digests(), codecs).await.unwrap();
@@ -173,10 +178,11 @@ async fn a_reader_gets_frames_in_the_codecs_that_it_knows_and_raw_ones_for_the_o
     let all = rig.store.serve(sample.digests(), Codecs::ALL).await.unwrap();
     assert!(all.bytes.is_some() && frames_of(all.pieces).await == sample.pages);
     assert!(rig.store.ranges(&sample.digests(), Codecs::ALL).await.unwrap().is_some());
-    // What is raw is served at full speed to every reader.
-    let raw: Vec<Digest> = sample.pages.iter().filter(|(codec, _)| *codec == Codec::Raw).map(|(_, raw)| Digest::sha256(raw)).collect();
-    assert!(rig.store.serve(raw.clone(), Codecs::LEAST).await.unwrap().bytes.is_some());
-    assert!(rig.store.ranges(&raw, Codecs::LEAST).await.unwrap().is_some());
+    // Every reader knows raw and zstd: it gets such frames as they lie, and may fetch them itself.
+    let raw = sample.pages.iter().filter(|(codec, _)| *codec == Codec::Raw).map(|(_, raw)| Digest::sha256(raw));
+    let least: Vec<Digest> = raw.chain([Digest::sha256(&text)]).collect();
+    assert!(rig.store.serve(least.clone(), Codecs::LEAST).await.unwrap().bytes.is_some());
+    assert!(rig.store.ranges(&least, Codecs::LEAST).await.unwrap().is_some());
 }
 
 #[tokio::test]
@@ -194,6 +200,17 @@ async fn a_codec_that_a_store_does_not_take_is_refused_and_what_came_before_is_k
     assert_eq!(missing, [1]);
 }
 
+#[tokio::test]
+async fn a_frame_in_a_codec_of_a_newer_version_is_refused_and_is_no_damage() {
+    let rig = Rig::new(Backend::SqliteDisk).await;
+    let session = rig.store.open_push(&repository()).await.unwrap();
+    rig.store.ingest(&session.id, pieces(&stream([blob_frame(b"x")]), 1000)).await.unwrap();
+    rig.sql("UPDATE objects SET codec = 99");
+    let error = rig.store.ranges(&[Digest::sha256(b"x")], Codecs::ALL).await.unwrap_err();
+    assert!(error.code() == ErrorCode::Internal && error.to_string().contains("unknown codec 99"), "{error}");
+    assert!(rig.store.damaged().await.unwrap().is_empty());
+}
+
 /// The stream in the codecs that every reader knows, in pieces.
 async fn least(stream: &[u8], size: usize) -> Result<Vec<Bytes>> {
     let frames = pieces(stream, size).map_err(|e| Error::Input(e.to_string())).boxed();
@@ -206,17 +223,22 @@ async fn frames_become_raw_however_the_stream_is_cut_up() {
     let all = stream(TENSOR.iter().map(|codec| frame(*codec, &numbers)).chain([
         blob_frame(&noise),
         blob_frame(b""),
+        frame(Codec::Zstd, &[7; 3000]),
         frame(Codec::Bf16Bitmaps, &[0; 5000]),
     ]));
-    let raw = stream(TENSOR.iter().map(|_| blob_frame(&numbers)).chain([blob_frame(&noise), blob_frame(b""), blob_frame(&[0; 5000])]));
+    let raw = stream(TENSOR.iter().map(|_| blob_frame(&numbers)).chain([
+        blob_frame(&noise),
+        blob_frame(b""),
+        frame(Codec::Zstd, &[7; 3000]),
+        blob_frame(&[0; 5000]),
+    ]));
     for size in (1..200).chain([1000, 5000, 100_000]) {
         assert!(least(&all, size).await.unwrap().concat() == raw, "pieces of {size}");
     }
     // A cut stream stays cut.
     for at in (0..all.len()).step_by(97).chain(all.len() - 40..all.len()) {
-        if let Ok(out) = least(&all[..at], 700).await {
-            assert!(out.concat().len() < raw.len() && raw.starts_with(&out.concat()), "cut at {at}");
-        }
+        let out = least(&all[..at], 700).await.unwrap().concat();
+        assert!(out.len() < raw.len() && raw.starts_with(&out), "cut at {at}");
     }
 }
 

@@ -6,7 +6,7 @@ use crate::postgres::{connect, push_for};
 use futures::future::join_all;
 use object_store::memory::InMemory;
 use pfr_schema::{Digest, Kind};
-use pfr_store::{Error, GcOptions, Metadata, Options, Store};
+use pfr_store::{Error, GcOptions, Metadata, Options, QuotaLimits, Store};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -109,6 +109,21 @@ impl Fleet {
         }
     }
 
+    /// Sets first quotas and repairs the tables until the pushes are done. Returns how often.
+    async fn count(&self, worker: u64) -> u64 {
+        let (metadata, mut rounds) = (self.store(worker).metadata(), 0);
+        while !self.done.load(Ordering::SeqCst) {
+            for snapshots in [None, Some(1 << 40)] {
+                metadata.set_quota(QuotaLimits { snapshots, ..QuotaLimits::default() }, None).await.unwrap();
+            }
+            let audit = metadata.audit(true).await.unwrap();
+            assert_eq!(audit.wrong, 0, "{:#?}", audit.discrepancies);
+            rounds += 1;
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        rounds
+    }
+
     /// Runs `pushers` at the same time, with or without deletions and collections. Returns the
     /// times of the pushes, sorted.
     async fn run(self: &Arc<Self>, pushers: u64, pushes: u64, beside: bool) -> Vec<Duration> {
@@ -149,6 +164,19 @@ async fn pushes_deletions_and_collections_of_shared_pages_do_not_deadlock() {
     let fleet = Arc::new(Fleet::new(Duration::ZERO).await);
     fleet.run(6, 25, true).await;
     assert!(fleet.collected.load(Ordering::SeqCst) > 100, "collections and pushes have met");
+    assert_eq!(fleet.deadlocks().await, 0);
+}
+
+/// They lock the table of objects, while all others lock rows of several tables.
+#[tokio::test(flavor = "multi_thread")]
+async fn first_quotas_and_repairs_beside_them_do_not_deadlock_and_find_nothing_wrong() {
+    let fleet = Arc::new(Fleet::new(Duration::ZERO).await);
+    let counting = tokio::spawn({
+        let fleet = Arc::clone(&fleet);
+        async move { fleet.count(1).await }
+    });
+    fleet.run(6, 25, true).await;
+    assert!(counting.await.unwrap() > 2, "counts and pushes have met");
     assert_eq!(fleet.deadlocks().await, 0);
 }
 

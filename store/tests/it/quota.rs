@@ -2,9 +2,12 @@
 //! makes room again.
 
 use crate::common::rig::{Backend, Rig};
-use crate::common::{Snapshot, pieces, push, repository, snapshot, tag};
-use pfr_schema::{ErrorCode, Kind};
-use pfr_store::{Error, Metadata, Options, Quota, QuotaLimits};
+use crate::common::{Snapshot, accuse, blob_frame, pieces, push, repository, snapshot, stream, tag};
+use bytes::Bytes;
+use pfr_schema::journal::Record;
+use pfr_schema::{Digest, ErrorCode, Kind};
+use pfr_store::{Error, Metadata, Options, Quota, QuotaLimits, Store};
+use pfr_testkit::frames::zstd;
 
 const NONE: QuotaLimits = QuotaLimits { bytes: None, objects: None, snapshots: None };
 
@@ -89,6 +92,70 @@ async fn a_push_beyond_the_quota_stores_nothing_and_room_comes_with_a_collection
     rig.collect().await;
     push(&rig.store, &two, "two").await.unwrap();
     assert_sound(metadata).await;
+}
+
+/// Uploads one frame.
+async fn send(store: &Store, frame: Bytes) -> pfr_store::Result<()> {
+    let session = store.open_push(&repository()).await?;
+    store.ingest(&session.id, pieces(&stream([frame]), 777)).await.map(drop)
+}
+
+async fn a_full_quota_lets_damaged_blobs_be_replaced_and_nothing_be_added(backend: Backend) {
+    let rig = Rig::still(backend, Options::default()).await;
+    let (metadata, store) = (&*rig.metadata, &rig.store);
+    let (one, two, text) = (snapshot(&[1, 2], vec![]), snapshot(&[3], vec![]), [b'x'; 5000]);
+    push(store, &one, "one").await.unwrap();
+    send(store, zstd(&text)).await.unwrap();
+    set(metadata, QuotaLimits { snapshots: Some(1), ..NONE }).await;
+    let full = used(metadata).await;
+    set(metadata, QuotaLimits { bytes: Some(full.0), objects: Some(full.1), snapshots: Some(1) }).await;
+    assert_eq!(code(send(store, blob_frame(&one.pages[0])).await), ErrorCode::QuotaExceeded, "nothing is to be healed");
+
+    accuse(store, &[Digest::sha256(&one.pages[0])]).await;
+    assert_eq!(code(push(store, &two, "two").await), ErrorCode::QuotaExceeded);
+    send(store, blob_frame(&one.pages[0])).await.unwrap();
+    // The nodes above it may come in an upload of their own.
+    push(store, &one, "again").await.unwrap();
+    assert_eq!(used(metadata).await, full);
+    store.verify(&one.manifest.digest, &mut |_| {}).await.unwrap();
+
+    // The good copy may be longer than what it replaces.
+    accuse(store, &[Digest::sha256(&text)]).await;
+    send(store, blob_frame(&text)).await.unwrap();
+    assert!(store.damaged().await.unwrap().is_empty());
+    let healed = used(metadata).await;
+    assert!(healed.0 > full.0 && (healed.1, healed.2) == (full.1, full.2), "{healed:?} after {full:?}");
+    assert_eq!(code(push(store, &two, "two").await), ErrorCode::QuotaExceeded);
+    assert_sound(metadata).await;
+}
+
+async fn names_that_the_journal_restores_count(backend: Backend) {
+    let rig = Rig::still(backend, Options::default()).await;
+    let metadata = &*rig.metadata;
+    let snapshots: Vec<Snapshot> = (0..3).map(|n| snapshot(&[n], vec![])).collect();
+    for (n, snapshot) in snapshots.iter().enumerate() {
+        push(&rig.store, snapshot, &format!("t{n}")).await.unwrap();
+    }
+    set(metadata, QuotaLimits { snapshots: Some(1), ..NONE }).await;
+    let deleted = |n: usize| Record::Delete { repository: repository(), manifest: snapshots[n].manifest.digest };
+    let restored = |n: usize| Record::Snapshot {
+        repository: repository(),
+        manifest: snapshots[n].manifest.digest,
+        parents: vec![],
+        artifact_type: None,
+        subject: None,
+        at: 1,
+        new_bytes: 0,
+    };
+    for (records, left) in [
+        (vec![deleted(0), deleted(1), restored(1)], 2),
+        (vec![restored(1), deleted(2), deleted(1)], 0),
+        (vec![restored(0), restored(1), restored(2)], 3),
+    ] {
+        assert_eq!(metadata.restore_names(records, 0).await.unwrap(), []);
+        assert_eq!(used(metadata).await.2, left);
+        assert_sound(metadata).await;
+    }
 }
 
 async fn a_quota_below_what_is_used_takes_no_new_snapshot_even_of_stored_blobs(backend: Backend) {
@@ -192,12 +259,28 @@ async fn fsck_finds_and_corrects_a_wrong_count(backend: Backend) {
     assert_sound(&*rig.metadata).await;
 }
 
+/// A replica of a version without quotas stored what this one has deleted since.
+async fn a_count_below_zero_is_shown_as_none_and_found_by_fsck(backend: Backend) {
+    let rig = Rig::still(backend, Options::default()).await;
+    set(&*rig.metadata, QuotaLimits { snapshots: Some(1), ..NONE }).await;
+    rig.sql("UPDATE quota SET used_snapshots = -2");
+    assert_eq!(used(&*rig.metadata).await, (0, 0, 0));
+    let audit = rig.metadata.audit(true).await.unwrap();
+    assert!(audit.repaired && audit.wrong == 1 && audit.discrepancies[0].found == "-2 snapshots", "{audit:?}");
+    push(&rig.store, &snapshot(&[1], vec![]), "t").await.unwrap();
+    assert_eq!(used(&*rig.metadata).await.2, 1);
+    assert_sound(&*rig.metadata).await;
+}
+
 on_every_backend!(
     a_quota_counts_what_is_there_and_follows_what_happens,
     a_push_beyond_the_quota_stores_nothing_and_room_comes_with_a_collection,
+    a_full_quota_lets_damaged_blobs_be_replaced_and_nothing_be_added,
+    names_that_the_journal_restores_count,
     a_quota_below_what_is_used_takes_no_new_snapshot_even_of_stored_blobs,
     a_limit_on_snapshots_holds_at_the_commit,
     pushes_at_the_same_time_do_not_exceed_a_quota_together,
     a_first_quota_counts_exactly_beside_pushes_and_collections,
     fsck_finds_and_corrects_a_wrong_count,
+    a_count_below_zero_is_shown_as_none_and_found_by_fsck,
 );

@@ -83,12 +83,11 @@ pub(super) fn encode(base: u8, groups: Groups<'_>, escapes: &mut [u8]) -> usize 
         put_bitmaps(maps, [join(0), join(1), join(2)]);
         let (a, b) = (a[0] & a[1] & a[2], b[0] & b[1] & b[2]);
         // The bytes of these 64 that are no escapes are overwritten by the next group.
-        if let Some(to) = escapes[count..].first_chunk_mut() {
-            let mut at = compress16(_mm256_castsi256_si128(low), a, to, 0);
-            at = compress16(_mm256_extracti128_si256::<1>(low), a >> 16, to, at);
-            at = compress16(_mm256_castsi256_si128(high), b, to, at);
-            compress16(_mm256_extracti128_si256::<1>(high), b >> 16, to, at);
-        }
+        let to = &mut escapes[count..].as_chunks_mut::<GROUP>().0[0];
+        let mut at = compress16(_mm256_castsi256_si128(low), a, to, 0);
+        at = compress16(_mm256_extracti128_si256::<1>(low), a >> 16, to, at);
+        at = compress16(_mm256_castsi256_si128(high), b, to, at);
+        compress16(_mm256_extracti128_si256::<1>(high), b >> 16, to, at);
         count += (a.count_ones() + b.count_ones()) as usize;
     }
     count

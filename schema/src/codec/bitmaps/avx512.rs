@@ -75,9 +75,7 @@ pub(super) fn encode(base: u8, groups: Groups<'_>, escapes: &mut [u8]) -> usize 
         put_bitmaps(maps, bits);
         let escaped = bits[0] & bits[1] & bits[2];
         // The bytes of these 64 that are no escapes are overwritten by the next group.
-        if let Some(to) = escapes[count..].first_chunk_mut() {
-            store(to, _mm512_maskz_compress_epi8(escaped, exponents));
-        }
+        store(&mut escapes[count..].as_chunks_mut::<64>().0[0], _mm512_maskz_compress_epi8(escaped, exponents));
         count += escaped.count_ones() as usize;
     }
     count
