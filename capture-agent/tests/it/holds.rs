@@ -252,7 +252,7 @@ async fn a_resume_asks_the_registry_unless_a_save_here_is_not_pushed_yet() {
     let found = resumed(&a, &here, "team/agent:x").await;
     assert!(matches!(found, Matched::Ready { boundary: 39, digest, .. } if Some(digest) == saved), "{found:?}");
 
-    // The registry of a third host is away: what waits to be pushed there is found here.
+    // The registry of a third host is away: the agent finds a save here that waits to be pushed.
     let c = of("http://127.0.0.1:9").await;
     let alone = holding(&c, "e");
     alone.add("s", &tokens(62));
