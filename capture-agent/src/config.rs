@@ -100,8 +100,8 @@ pub struct Overrides {
     pub token_over_http: Option<bool>,
     /// Bytes of host memory that pages in flight may take, at least 65536 [default: 268435456]. A
     /// page must fit.
-    #[arg(long, env = "PF_AGENT_RING_BYTES", value_name = "BYTES")]
-    pub ring_bytes: Option<u64>,
+    #[arg(long, env = "PF_AGENT_RING_BYTES", value_name = "SIZE")]
+    pub ring_bytes: Option<ByteSize>,
     /// Seconds that an engine may take to answer a call [default: 30].
     #[arg(long, env = "PF_AGENT_ENGINE_TIMEOUT", value_name = "S")]
     pub engine_timeout: Option<u64>,
@@ -227,7 +227,7 @@ impl Config {
         config.token_file = given.token_file;
         config.stored_tokens = StoredTokens::of(dirs);
         config.token_over_http = given.token_over_http.unwrap_or(false);
-        config.ring_bytes = given.ring_bytes.unwrap_or(config.ring_bytes);
+        config.ring_bytes = given.ring_bytes.map_or(config.ring_bytes, |size| size.0);
         config.engine_timeout = given.engine_timeout.map_or(config.engine_timeout, Duration::from_secs);
         config.pause_limit = given.pause_limit.map_or(config.pause_limit, Duration::from_secs);
         config.push_retry = given.push_retry_ms.map_or(config.push_retry, Duration::from_millis);

@@ -26,48 +26,57 @@ const FASTER: f64 = 0.9;
 /// Windows between two trials at most.
 const LONGEST_PAUSE: u32 = 64;
 
-/// How the blobs of one transfer are encoded. Cheap to clone; clones measure together.
+/// How the blobs of one transfer are encoded. Cheap to clone; clones measure and count together.
 #[derive(Clone, Debug)]
-pub struct Encoding(Arc<Shared>);
+pub struct Encoding {
+    shared: Arc<Shared>,
+    left_raw: Arc<AtomicU64>,
+}
 
 #[derive(Debug)]
 struct Shared {
     compression: Compression,
     codecs: Codecs,
     pace: Mutex<Pace>,
-    left_raw: AtomicU64,
 }
 
 impl Encoding {
     /// Encoding for a receiver that takes these codecs.
     #[must_use]
     pub fn new(compression: Compression, codecs: Codecs) -> Self {
-        let (pace, left_raw) = (Mutex::new(Pace::new(Instant::now())), AtomicU64::new(0));
-        Self(Arc::new(Shared { compression, codecs, pace, left_raw }))
+        let shared = Shared { compression, codecs, pace: Mutex::new(Pace::new(Instant::now())) };
+        Self { shared: Arc::new(shared), left_raw: Arc::default() }
+    }
+
+    /// The same encoding with a count of its own, which begins at zero: for one try of a request.
+    #[must_use]
+    pub fn with_own_count(&self) -> Self {
+        Self { shared: Arc::clone(&self.shared), left_raw: Arc::default() }
     }
 
     /// Codecs that the receiver takes.
     #[must_use]
     pub fn codecs(&self) -> Codecs {
-        self.0.codecs
+        self.shared.codecs
     }
 
-    /// Raw bytes that were not encoded because the receiver took them faster raw.
+    /// Bytes that stayed raw because the receiver took them faster raw, or to find that out.
     #[must_use]
     pub fn left_raw(&self) -> u64 {
-        self.0.left_raw.load(Ordering::Relaxed)
+        self.left_raw.load(Ordering::Relaxed)
     }
 
     /// An encoder for one thread.
     #[must_use]
     pub fn encoder(&self) -> Encoder {
-        Encoder { shared: Arc::clone(&self.0), blobs: BlobEncoder::new(self.0.compression, self.0.codecs) }
+        let blobs = BlobEncoder::new(self.shared.compression, self.shared.codecs);
+        Encoder { encoding: self.clone(), blobs }
     }
 }
 
 /// Encodes blobs, one after the other.
 pub struct Encoder {
-    shared: Arc<Shared>,
+    encoding: Encoding,
     blobs: BlobEncoder,
 }
 
@@ -82,17 +91,19 @@ impl Encoder {
         if self.blobs.codec(elements).is_none() {
             return self.blobs.encode(raw, None);
         }
-        if self.shared.compression != Compression::Hot {
+        let Encoding { shared, left_raw } = &self.encoding;
+        if shared.compression != Compression::Hot {
             return self.blobs.encode(raw, elements);
         }
-        let (start, encodes) = (Instant::now(), self.shared.pace.lock().encodes);
-        if !encodes {
-            self.shared.left_raw.fetch_add(raw.len() as u64, Ordering::Relaxed);
-        }
+        let (start, encodes) = (Instant::now(), shared.pace.lock().encodes);
         let encoded = self.blobs.encode(raw, elements.filter(|_| encodes));
+        // Zeros are left out of the others.
+        if !encodes && encoded.is_none() {
+            left_raw.fetch_add(raw.len() as u64, Ordering::Relaxed);
+        }
         let end = Instant::now();
         let encoding = if encodes { end - start } else { Duration::ZERO };
-        self.shared.pace.lock().add(end, raw.len() as u64, encoding, Duration::ZERO);
+        shared.pace.lock().add(end, raw.len() as u64, encoding, Duration::ZERO);
         encoded
     }
 
@@ -101,7 +112,7 @@ impl Encoder {
         let start = Instant::now();
         let sent = send();
         let end = Instant::now();
-        self.shared.pace.lock().add(end, 0, Duration::ZERO, end - start);
+        self.encoding.shared.pace.lock().add(end, 0, Duration::ZERO, end - start);
         sent
     }
 }
@@ -131,8 +142,14 @@ impl Pace {
         Self { encodes: true, since: now, bytes: 0, encoding: none, waiting: none, cost: 0.0, before: None, rest: 0, pause: 1 }
     }
 
-    /// Adds what a thread did.
+    /// Adds what a thread did until now.
     fn add(&mut self, now: Instant, bytes: u64, encoding: Duration, waiting: Duration) {
+        if self.bytes == 0 && self.encoding.is_zero() && self.waiting.is_zero() {
+            // The time before a window is not the link's: before the first one the client asks
+            // which blobs the registry lacks.
+            let began = now.checked_sub(encoding + waiting).unwrap_or(now);
+            self.since = self.since.max(began);
+        }
         self.bytes += bytes;
         self.encoding += encoding;
         self.waiting += waiting;
@@ -197,10 +214,10 @@ mod tests {
             let sending = if encodes { self.ratio } else { 1.0 } * bytes / self.link;
             let took = sending.max((read + encoding) / Self::THREADS);
             let waiting = took * Self::THREADS - read - encoding;
+            pace.add(self.now, 1, Duration::ZERO, Duration::ZERO);
             self.now += Duration::from_secs_f64(took);
             let [encoding, waiting] = [encoding, waiting].map(|seconds| Duration::from_secs_f64(seconds.max(0.0)));
             pace.add(self.now, WINDOW - 1, encoding, waiting);
-            pace.add(self.now, 1, Duration::ZERO, Duration::ZERO);
             encodes
         }
 
@@ -240,6 +257,38 @@ mod tests {
         assert!((0.6..1.0).contains(&first), "{first}");
         let later = link.encoded(&mut pace, 1000);
         assert!((0.97..1.0).contains(&later), "{later}");
+    }
+
+    #[test]
+    fn time_between_windows_does_not_count() {
+        // Encoding costs more than waiting, and raw would still be slower. If the time before the
+        // encoded window counted, the raw one would seem faster.
+        let mut link = Link::new(2.9e9, 1.0e9);
+        let mut pace = pace(&link);
+        let ways = [0; 3].map(|_| {
+            link.now += Duration::from_secs(60);
+            link.window(&mut pace)
+        });
+        assert_eq!(ways, [true, false, true]);
+    }
+
+    #[test]
+    fn only_what_stays_raw_for_speed_is_counted() {
+        let encoding = Encoding::new(Compression::Hot, Codecs::ALL);
+        encoding.shared.pace.lock().encodes = false;
+        let mut encoder = encoding.encoder();
+        let raw: Vec<u8> = (0..4096_u32).flat_map(|i| (i.wrapping_mul(2_654_435_761) | 0x0101_0101).to_le_bytes()).collect();
+        assert!(encoder.encode(&raw, Some(Dtype::Bf16)).is_none());
+        assert_eq!(encoding.left_raw(), raw.len() as u64);
+        // Zeros are left out in any case.
+        assert!(encoder.encode(&vec![0; 1 << 20], Some(Dtype::Bf16)).is_some());
+        // Nothing encodes these.
+        assert!(encoder.encode(&raw, Some(Dtype::F32)).is_none());
+        assert_eq!(encoding.left_raw(), raw.len() as u64);
+        // A further try measures with the first, and counts for itself.
+        let again = encoding.with_own_count();
+        assert!(again.encoder().encode(&raw, Some(Dtype::Bf16)).is_none());
+        assert_eq!((again.left_raw(), encoding.left_raw()), (raw.len() as u64, raw.len() as u64));
     }
 
     #[test]

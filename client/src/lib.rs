@@ -19,6 +19,7 @@ extern crate self as pfr_client;
 
 mod age;
 pub mod agent;
+mod ancestors;
 pub mod cli;
 pub mod directory;
 pub mod encoding;
@@ -45,6 +46,7 @@ use async_recursion::async_recursion as boxed;
 
 pub use age::Age;
 pub use agent::AgentClient;
+pub use ancestors::nth_ancestor;
 pub use directory::Directory;
 pub use error::{Error, Result};
 pub use progress::{Phase, Progress};

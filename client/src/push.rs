@@ -100,7 +100,8 @@ pub struct PushReport {
     pub bytes_sent: u64,
     /// Raw bytes that these stand for.
     pub bytes_sent_raw: u64,
-    /// Raw bytes that were not encoded because the registry took them faster than they are encoded.
+    /// Raw bytes sent that were not encoded because the registry took them faster so, or to find
+    /// that out.
     pub bytes_left_raw: u64,
     /// Requests.
     pub round_trips: u64,
@@ -126,13 +127,11 @@ pub async fn push(source: &Source, remote: &Remote, target: PushTarget, progress
     let totals = opened.totals().await?;
     progress.begin(&totals);
     let mut sent = Sent::default();
-    let (mut reopenings, mut left_raw) = (0, 0);
+    let mut reopenings = 0;
     let committed = loop {
         progress.enter(Phase::Negotiating);
         let session = Session::open(&opened, remote, &target, progress).await?;
-        let ran = session.run(totals.bytes, &mut sent).await;
-        left_raw += session.left_raw();
-        match ran {
+        match session.run(totals.bytes, &mut sent).await {
             Ok(committed) => break committed,
             Err(error) if error.code() == ErrorCode::PushUnknown && reopenings < REOPENINGS => reopenings += 1,
             Err(error) => {
@@ -154,7 +153,7 @@ pub async fn push(source: &Source, remote: &Remote, target: PushTarget, progress
         bytes_deduplicated: progress.bytes_deduplicated(),
         bytes_sent: sent.frame_bytes,
         bytes_sent_raw: sent.raw_bytes,
-        bytes_left_raw: left_raw,
+        bytes_left_raw: sent.left_raw,
         round_trips: remote.round_trips() - trips,
         seconds: start.elapsed().as_secs_f64(),
         created: committed.created,

@@ -51,6 +51,8 @@ pub struct Retrying {
     pub attempt: u32,
     /// Whether the registry answered, and said that it cannot serve the request now.
     pub answered: bool,
+    /// How long the registry asks this caller to wait, if it sends more requests than it may.
+    pub asked: Option<Duration>,
     /// What happened.
     pub error: String,
 }

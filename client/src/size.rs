@@ -1,13 +1,13 @@
 //! Sizes in bytes, as users write them in options and settings.
 
-use serde::Deserialize;
+use serde::de::{Error, Visitor};
+use serde::{Deserialize, Deserializer};
 use std::fmt;
 use std::str::FromStr;
 
 /// A number of bytes: `50GiB`, `1.5TB`, `1000`. Units with an `i` are powers of 1,024, those
-/// without of 1,000.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(try_from = "String")]
+/// without of 1,000. In a file, a number without a unit need not be text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ByteSize(pub u64);
 
 /// Units in lower case, and their bytes.
@@ -47,11 +47,31 @@ impl FromStr for ByteSize {
     }
 }
 
-impl TryFrom<String> for ByteSize {
-    type Error = String;
+impl<'de> Deserialize<'de> for ByteSize {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(NumberOrText)
+    }
+}
 
-    fn try_from(text: String) -> Result<Self, String> {
-        text.parse()
+struct NumberOrText;
+
+impl Visitor<'_> for NumberOrText {
+    type Value = ByteSize;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a size such as \"50GiB\", \"1.5TB\" or 1000")
+    }
+
+    fn visit_u64<E: Error>(self, bytes: u64) -> Result<ByteSize, E> {
+        Ok(ByteSize(bytes))
+    }
+
+    fn visit_i64<E: Error>(self, bytes: i64) -> Result<ByteSize, E> {
+        u64::try_from(bytes).map(ByteSize).map_err(|_| E::custom(format!("a size is not negative, found {bytes}")))
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<ByteSize, E> {
+        text.parse().map_err(E::custom)
     }
 }
 
@@ -74,6 +94,17 @@ mod tests {
         }
         for text in ["", "GiB", "1.2.3MB", "-1", "5 apples", "99999999999TiB", "1e3"] {
             assert!(text.parse::<ByteSize>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_file_has_a_size_as_text_or_as_a_number() {
+        let read = |text: &str| toml::from_str::<std::collections::BTreeMap<String, ByteSize>>(text).map(|table| table["a"]);
+        for (text, bytes) in [("a = \"2MiB\"", 2 << 20), ("a = \"1000\"", 1000), ("a = 1000", 1000), ("a = 0", 0)] {
+            assert_eq!(read(text).ok(), Some(ByteSize(bytes)), "{text}");
+        }
+        for text in ["a = -1", "a = 1.5", "a = \"many\"", "a = true"] {
+            assert!(read(text).is_err(), "{text}");
         }
     }
 }

@@ -5,12 +5,14 @@
 //! file denies unknown keys: a misspelt limit must not silently be none.
 
 use crate::http::timeout::Pace;
+use pfr_client::{ByteSize, human};
 use pfr_schema::FormatError;
 use pfr_schema::codec::Codecs;
 use pfr_service::settings::{self, FileError};
 use pfr_service::{LogFormat, SecretUrl};
 use pfr_store::storage::StorageOptions;
-use serde::Deserialize;
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -23,13 +25,19 @@ const DIGEST_BYTES: usize = 138;
 const OTHER_BYTES: usize = 64 << 10;
 
 macro_rules! settings {
-    ($($(#[doc = $doc:literal])+ $name:ident: $type:ty = $default:expr, $env:literal, $value:literal $(, $arg:ident = $given:expr)*;)+) => {
+    ($($(#[doc = $doc:literal])+ $name:ident: $type:ty = $default:expr, $env:literal, $value:literal
+        $(, $arg:ident = $given:expr)* $(=> $in_file:literal)?;)+) => {
         pfr_service::layered! {
             /// Settings as given: by flags and environment, or by a file.
             #[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args, Deserialize)]
             #[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
             pub struct Overrides {
-                $($(#[doc = $doc])+ #[arg(long, env = $env, value_name = $value $(, $arg = $given)*)] pub $name: Option<$type>,)+
+                $(
+                    $(#[doc = $doc])+
+                    #[arg(long, env = $env, value_name = $value $(, $arg = $given)*)]
+                    $(#[serde(deserialize_with = $in_file)])?
+                    pub $name: Option<$type>,
+                )+
             }
         }
 
@@ -133,11 +141,11 @@ settings! {
     caller_requests_per_second: u64 = 0, "PF_REGISTRY_CALLER_REQUESTS_PER_SECOND", "N";
     /// Bytes of frames a second that one caller may send, and as many that it may receive, on
     /// average [default: 0]; 0 for no limit. Beyond it, its streams are slowed down.
-    caller_bytes_per_second: u64 = 0, "PF_REGISTRY_CALLER_BYTES_PER_SECOND", "BYTES";
+    caller_bytes_per_second: u64 = 0, "PF_REGISTRY_CALLER_BYTES_PER_SECOND", "SIZE", value_parser = size::<u64> => "size_in_file";
     /// The same for all callers of a domain together [default: 0].
     domain_requests_per_second: u64 = 0, "PF_REGISTRY_DOMAIN_REQUESTS_PER_SECOND", "N";
     /// The same for all callers of a domain together [default: 0].
-    domain_bytes_per_second: u64 = 0, "PF_REGISTRY_DOMAIN_BYTES_PER_SECOND", "BYTES";
+    domain_bytes_per_second: u64 = 0, "PF_REGISTRY_DOMAIN_BYTES_PER_SECOND", "SIZE", value_parser = size::<u64> => "size_in_file";
     /// Seconds' worth of requests and bytes that may come at once after a rest [default: 10].
     burst_seconds: u64 = 10, "PF_REGISTRY_BURST_SECONDS", "S";
     /// Listen on an address that other machines can reach without requiring tokens [default:
@@ -157,13 +165,13 @@ settings! {
     max_downloads: usize = 6, "PF_REGISTRY_MAX_DOWNLOADS", "N";
     /// Bytes that all uploads that wait for their clients may hold together [default: 33554432],
     /// beyond 64 KiB each.
-    slow_upload_bytes: u64 = 32 << 20, "PF_REGISTRY_SLOW_UPLOAD_BYTES", "BYTES";
+    slow_upload_bytes: u64 = 32 << 20, "PF_REGISTRY_SLOW_UPLOAD_BYTES", "SIZE", value_parser = size::<u64> => "size_in_file";
     /// Connections held at once [default: 1024], each with up to 128 KiB of what its client sent.
     /// When another one comes, the one that was idle for longest is closed.
     max_connections: usize = 1024, "PF_REGISTRY_MAX_CONNECTIONS", "N";
     /// Bytes a second that a client must send, or take, of a body [default: 16384], averaged over
     /// the whole body; 0 for no minimum.
-    body_bytes_per_second: u64 = 16 << 10, "PF_REGISTRY_BODY_BYTES_PER_SECOND", "BYTES";
+    body_bytes_per_second: u64 = 16 << 10, "PF_REGISTRY_BODY_BYTES_PER_SECOND", "SIZE", value_parser = size::<u64> => "size_in_file";
     /// Seconds that a client may be behind that rate before it is cut [default: 30].
     body_idle_seconds: u64 = 30, "PF_REGISTRY_BODY_IDLE_SECONDS", "S";
     /// A connection that is idle, or still sending headers, after this many seconds is closed
@@ -172,12 +180,12 @@ settings! {
     /// Seconds that a client may take in all to send a JSON body [default: 120].
     json_body_seconds: u64 = 120, "PF_REGISTRY_JSON_BODY_SECONDS", "S";
     /// Bytes of one JSON request body [default: 16777216]. The digests of one request must fit.
-    max_json_bytes: usize = 16 << 20, "PF_REGISTRY_MAX_JSON_BYTES", "BYTES";
+    max_json_bytes: usize = 16 << 20, "PF_REGISTRY_MAX_JSON_BYTES", "SIZE", value_parser = size::<usize> => "size_in_file";
     /// Digests in one request [default: 100000].
     max_digests: usize = 100_000, "PF_REGISTRY_MAX_DIGESTS", "N";
     /// Bytes of frames that clients are told to put in one request [default: 67108864]. A single
     /// larger blob is allowed.
-    max_frames_bytes: u64 = 64 << 20, "PF_REGISTRY_MAX_FRAMES_BYTES", "BYTES";
+    max_frames_bytes: u64 = 64 << 20, "PF_REGISTRY_MAX_FRAMES_BYTES", "SIZE", value_parser = size::<u64> => "size_in_file";
     /// Codecs of what is stored from now on, besides raw and zstd: `all`, `none`, or names with
     /// commas between them, such as `bf16-bitmaps,bf16-huffman` [default: all]. What is stored
     /// already stays readable. Needed only where programs of an older version read the same
@@ -187,11 +195,11 @@ settings! {
     /// Each use renews it.
     lease_seconds: u64 = 3600, "PF_REGISTRY_LEASE_SECONDS", "S";
     /// Bytes after which a pack is closed [default: 67108864].
-    pack_bytes: u64 = 64 << 20, "PF_REGISTRY_PACK_BYTES", "BYTES";
+    pack_bytes: u64 = 64 << 20, "PF_REGISTRY_PACK_BYTES", "SIZE", value_parser = size::<u64> => "size_in_file";
     /// Bytes that stay free on the disks of packs and metadata [default: 0]: pushes are refused
     /// below that, deletions and collections are not. 0 is 64 MiB, or a twentieth of a smaller
     /// disk.
-    min_free_bytes: u64 = 0, "PF_REGISTRY_MIN_FREE_BYTES", "BYTES";
+    min_free_bytes: u64 = 0, "PF_REGISTRY_MIN_FREE_BYTES", "SIZE", value_parser = size::<u64> => "size_in_file";
     /// Seconds between collections of garbage, about [default: 300]; 0 for never. Each replica may
     /// run them.
     gc_interval_seconds: u64 = 300, "PF_REGISTRY_GC_INTERVAL_SECONDS", "S";
@@ -202,7 +210,7 @@ settings! {
     /// one replica counts for all.
     scrub_interval_seconds: u64 = 0, "PF_REGISTRY_SCRUB_INTERVAL_SECONDS", "S";
     /// Bytes that such a scrub reads a second, at most [default: 33554432]; 0 for no limit.
-    scrub_bytes_per_second: u64 = 32 << 20, "PF_REGISTRY_SCRUB_BYTES_PER_SECOND", "BYTES";
+    scrub_bytes_per_second: u64 = 32 << 20, "PF_REGISTRY_SCRUB_BYTES_PER_SECOND", "SIZE", value_parser = size::<u64> => "size_in_file";
     /// Base URL of the registry that is asked for what is not here; empty for none [default: none].
     upstream: String = String::new(), "PF_REGISTRY_UPSTREAM", "URL";
     /// Seconds for which a tag that came from the upstream is served before it is looked at again
@@ -263,7 +271,11 @@ pub enum SettingsError {
     )]
     RedirectsOutliveTheirBytes,
     /// A rate at which no stream could be sent.
-    #[error("{name} is {found}; the least is {LEAST_RATE}, or 0 for no limit: with less, streams would end by their time limits")]
+    #[error(
+        "{name} is {}; the least is {}, or 0 for no limit: with less, streams would end by their time limits",
+        human::bytes(*found),
+        human::bytes(LEAST_RATE)
+    )]
     TooSlow {
         /// The setting.
         name: &'static str,
@@ -305,6 +317,20 @@ pub enum SettingsError {
     /// The log filter does not parse.
     #[error("log filter: {0}")]
     Filter(String),
+}
+
+/// A setting in bytes, with or without a unit.
+fn size<T: TryFrom<u64>>(text: &str) -> Result<T, String> {
+    in_bytes(text.parse()?)
+}
+
+/// Likewise in the settings file, where a number stands for itself.
+fn size_in_file<'de, D: Deserializer<'de>, T: TryFrom<u64>>(deserializer: D) -> Result<Option<T>, D::Error> {
+    in_bytes(ByteSize::deserialize(deserializer)?).map(Some).map_err(D::Error::custom)
+}
+
+fn in_bytes<T: TryFrom<u64>>(ByteSize(bytes): ByteSize) -> Result<T, String> {
+    T::try_from(bytes).map_err(|_| format!("{bytes} bytes are more than this machine can have"))
 }
 
 /// An empty path is none.

@@ -94,7 +94,11 @@ impl PullThrough {
             return Ok(None);
         }
         let Ok(row) = self.store.tag(repository, tag).await else { return Ok(None) };
-        let Some(end) = ancestors::nth(&self.store, remote, repository, row.digest, back).await? else { return Ok(None) };
+        let end = pfr_client::nth_ancestor(&self.store, remote, repository, row.digest, back).await.map_err(|error| match error {
+            pfr_client::Error::Store(error) => ApiError::from(error),
+            error => failure(&error),
+        })?;
+        let Some(end) = end else { return Ok(None) };
         self.pulls.snapshot(remote, repository, end, via).await?;
         Ok(Some(end))
     }

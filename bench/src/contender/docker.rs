@@ -18,6 +18,7 @@ use crate::workload::{Snapshot, Workload, dir_bytes, warm_dir};
 use client::Client;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Instant;
 
 /// A docker-registry, and how many connections the client opens.
 struct Docker {
@@ -58,8 +59,10 @@ impl Contender for Docker {
         let (best, words) = best_connections(workload, parent, |part, dir, connections| {
             let (_server, url) = self.serve(dir)?;
             let client = Client::new(&url, connections)?;
+            let start = Instant::now();
             self.runtime.block_on(client.push(part, "base"))?;
-            self.runtime.block_on(client.pull("base", &dir.join("pulled")))
+            self.runtime.block_on(client.pull("base", &dir.join("pulled")))?;
+            Ok(start.elapsed())
         })?;
         self.connections = best;
         Ok(Some(words))

@@ -30,10 +30,10 @@ from pf_connector.agent import Refused, request
 ENGINE = "vllm-0"
 ROUNDS = int(os.environ.get("PF_LATENCY_ROUNDS", "20"))
 PROMPT = 64
-LONG = 1500
+LONG = 600
 """Tokens of a prompt that is captured: some of its blocks are new in each run."""
-TOKENS = 300
-CAPTURE_AT = 100
+TOKENS = 200
+CAPTURE_AT = 60
 """Tokens of a run after which its capture begins."""
 SETTLE = 1.5
 """Seconds between runs: vLLM's processes look for work without pause for a second."""
@@ -131,7 +131,7 @@ class _Check:
 def check(python: str, binaries: Path, folder: Path) -> list[Outcome]:
     """Measures, prints a table and JSON."""
     fresh(folder)
-    model = write_model(python, folder / "model", "dense")
+    model = write_model(python, folder / "model", "large")
     registry = Registry(binaries, folder / "registry")
     host = Host("host A", binaries, folder / "a", registry.url)
     note("latency: starting two OpenAI servers, one without connector")

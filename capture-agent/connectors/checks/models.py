@@ -1,5 +1,6 @@
 """Tiny models with random weights: `python models.py KIND DIR [SEED]`. KIND is dense, replicated
-(one KV head), window (sliding), latent, hybrid, or adapter (LoRA, of dense)."""
+(one KV head), large (dense, with milliseconds of work for each token), window (sliding), latent,
+hybrid, or adapter (LoRA, of dense)."""
 
 from __future__ import annotations
 
@@ -35,6 +36,16 @@ def replicated() -> torch.nn.Module:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     return Qwen3ForCausalLM(Qwen3Config(**{**COMMON, "num_key_value_heads": 1}, **WIDE, tie_word_embeddings=False))
+
+
+def large() -> torch.nn.Module:
+    """Attention in every layer, and 94 million weights: a token takes as long as that of a real
+    model on a GPU."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 128}
+    sizes = {**COMMON, **heads, "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 8}
+    return Qwen3ForCausalLM(Qwen3Config(**sizes, tie_word_embeddings=False))
 
 
 def window() -> torch.nn.Module:
@@ -111,7 +122,7 @@ def main() -> None:
     if kind == "adapter":
         adapter(Path(directory))
     else:
-        kinds = {"dense": dense, "replicated": replicated, "window": window, "latent": latent, "hybrid": hybrid}
+        kinds = {"dense": dense, "replicated": replicated, "large": large, "window": window, "latent": latent, "hybrid": hybrid}
         kinds[kind]().to(torch.bfloat16).save_pretrained(directory)
         tokenizer(directory)
 

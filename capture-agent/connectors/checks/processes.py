@@ -33,14 +33,14 @@ class Stopped(Exception):
     """A child process ended, or did not do what it should in time."""
 
 
-def wait_for(what: str, look: Callable[[], Any], alive: Callable[[], None] = lambda: None) -> Any:
-    """Calls `look` until it returns something, and returns that."""
+def wait_for(what: str, look: Callable[[], Any], alive: Callable[[], None] = lambda: None, pause: float = 0.05) -> Any:
+    """Calls `look` each `pause` seconds until it returns something, and returns that."""
     end = time.monotonic() + TIMEOUT
     while not (found := look()):
         alive()
         if time.monotonic() > end:
             raise Stopped(f"waited {TIMEOUT:.0f} s for {what}")
-        time.sleep(0.05)
+        time.sleep(pause)
     return found
 
 

@@ -68,7 +68,7 @@ class Stream(threading.Thread):
 
     def reach(self, count: int) -> None:
         """Waits until `count` tokens have come."""
-        wait_for(f"{count} tokens", lambda: len(self.came) >= count, self._alive)
+        wait_for(f"{count} tokens", lambda: len(self.came) >= count, self._alive, pause=0.002)
 
     def done(self) -> Stream:
         """Waits for the end of the stream. Raises `Stopped` if it broke."""

@@ -9,6 +9,7 @@ use crate::engines::Engine;
 use crate::error::Result;
 use crate::saves::check_registry;
 use parking_lot::Mutex;
+use pfr_client::nth_ancestor;
 use pfr_schema::agent::{PushState, RestoreRequest};
 use pfr_schema::engine::{Matched, Resume};
 use pfr_schema::{Digest, Reference, Selector};
@@ -83,8 +84,7 @@ impl Agent {
         let started = Instant::now();
         let staged = async {
             check_registry(self, reference)?;
-            let local = self.is_newest_here(&reference.parse()?).await;
-            let request = RestoreRequest { reference: reference.into(), local, ..RestoreRequest::default() };
+            let request = self.restore_of(reference.parse()?).await?;
             let Fitting { engine, documents, plan, bytes_pulled } = self.fitting(name, &request).await?;
             let digest = documents.digest;
             if self.staged().is_ready(name, &digest) {
@@ -102,6 +102,28 @@ impl Agent {
             Err(error) => note(name, reference, Err(error)),
         }
         staged.map(|(digest, _)| digest)
+    }
+
+    /// The request to restore a reference, from the local store or from the registry.
+    async fn restore_of(&self, reference: Reference) -> Result<RestoreRequest> {
+        let local = self.is_newest_here(&reference).await;
+        let registry = reference.registry.as_deref().or(self.config().registry.as_deref());
+        // The registry may have ancestors of a snapshot of this host that are not here.
+        if local
+            && let Selector::Tag { tag, back: back @ 1.. } = reference.selector_or_latest()
+            && let Some(registry) = registry
+        {
+            let head = self.store().tag(&reference.repository, &tag).await?.digest;
+            let here = self.store().ancestor(&reference.repository, &head, u64::from(back)).await?;
+            if here.steps < u64::from(back) {
+                let remote = self.config().remote(registry)?;
+                if let Some(found) = nth_ancestor(self.store(), &remote, &reference.repository, head, back).await? {
+                    let reference = Reference { selector: Some(Selector::Digest(found)), ..reference };
+                    return Ok(RestoreRequest { reference: reference.to_string(), ..RestoreRequest::default() });
+                }
+            }
+        }
+        Ok(RestoreRequest { reference: reference.to_string(), local, ..RestoreRequest::default() })
     }
 
     /// Whether a tag is to be looked up in the local store: no registry is known, or this agent has

@@ -3,7 +3,7 @@
 use pfr_agent::Config;
 use pfr_agent::config::Overrides;
 use pfr_agent::llama::LlamaServer;
-use pfr_client::StoredTokens;
+use pfr_client::{ByteSize, StoredTokens};
 use pfr_service::{LogFormat, Secret, UserDirs};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -50,11 +50,13 @@ fn the_template_parses_and_shows_the_defaults() {
 #[test]
 fn flags_win_over_the_file_and_that_over_the_defaults() {
     let (_dir, path) = file("ring-bytes = 500000\nengine-timeout = 7\nlog-format = \"json\"\nregistry = \"http://file/\"\n");
-    let flags = Overrides { ring_bytes: Some(900_000), ..Overrides::default() };
+    let flags = Overrides { ring_bytes: Some(ByteSize(900_000)), ..Overrides::default() };
     let config = Config::load(Some(&path), flags, &home()).unwrap();
     assert_eq!((config.ring_bytes, config.engine_timeout, config.log_format), (900_000, Duration::from_secs(7), LogFormat::Json));
     assert_eq!(config.registry.as_deref(), Some("http://file"));
     assert_eq!(config.shutdown_grace, Duration::from_secs(30));
+    let (_dir, path) = file("ring-bytes = \"2MiB\"\n");
+    assert_eq!(Config::load(Some(&path), Overrides::default(), &home()).unwrap().ring_bytes, 2 << 20);
 }
 
 #[test]

@@ -169,8 +169,8 @@ async fn the_tokens_of_a_held_sequence_may_come_packed() {
 
 #[tokio::test]
 async fn a_member_has_32_calls_open_and_a_further_one_is_refused_and_not_begun() {
-    // A registry that takes connections and never answers: who resumes from it is told to ask again
-    // after some time.
+    // A registry that takes connections and never answers: the agent tells an engine that resumes
+    // from it to ask again, after some time.
     let silent = tokio::net::TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
     let url = format!("http://{}", silent.local_addr().unwrap());
     let server = serve(host_with(|config| config.registry = Some(url)).await).await;

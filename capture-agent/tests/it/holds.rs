@@ -252,7 +252,7 @@ async fn a_resume_asks_the_registry_unless_a_save_here_is_not_pushed_yet() {
     let found = resumed(&a, &here, "team/agent:x").await;
     assert!(matches!(found, Matched::Ready { boundary: 39, digest, .. } if Some(digest) == saved), "{found:?}");
 
-    // The registry of a third host is away: what waits to be pushed there is found here.
+    // The registry of a third host is away: the agent finds a save here that waits to be pushed.
     let c = of("http://127.0.0.1:9").await;
     let alone = holding(&c, "e");
     alone.add("s", &tokens(62));
@@ -260,6 +260,44 @@ async fn a_resume_asks_the_registry_unless_a_save_here_is_not_pushed_yet() {
     let saved = ended(&c, "t-3").await.digest;
     let found = resumed(&c, &alone, "team/agent:x").await;
     assert!(matches!(found, Matched::Ready { boundary: 61, digest, .. } if Some(digest) == saved), "{found:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn ancestors_of_a_save_that_is_not_pushed_come_from_the_registry() {
+    let dir = tempfile::tempdir().unwrap();
+    let url = registry(dir.path()).await;
+    let of = || {
+        let url = url.clone();
+        host_with(move |config| config.registry = Some(url))
+    };
+    let (a, b) = (of().await, of().await);
+    let (there, here) = (holding(&a, "e"), holding(&b, "e"));
+    there.add("s", &tokens(62));
+    let mut digests = Vec::new();
+    for _ in 0..3 {
+        let wanted = SnapshotRequest { reference: "team/agent:x".into(), push: Push::Wait, ..SnapshotRequest::default() };
+        digests.push(a.agent.snapshot("e", wanted).await.unwrap().digest);
+    }
+    // The third one comes here, and a save that follows it stays here.
+    resumed(&b, &here, "team/agent:x").await;
+    here.add("s", &tokens(40));
+    let follow = |ticket: &str, reference: &str, parent: String| {
+        let ToAgent::Save(save) = save(ticket, "s", reference) else { unreachable!() };
+        ToAgent::Save(Save { parent: Some(parent), ..save })
+    };
+    call(&b, "e", follow("t-1", "team/agent:x", "team/agent:x".into())).await.unwrap();
+    assert_eq!(ended(&b, "t-1").await.state, SaveState::Saved);
+    let found = resumed(&b, &here, "team/agent:x~3").await;
+    assert!(matches!(found, Matched::Ready { boundary: 61, digest, .. } if digest == digests[0]), "{found:?}");
+
+    // The parent of this one is not here, and the registry does not know the save.
+    call(&b, "e", follow("t-2", "team/agent:y", digests[1].to_string())).await.unwrap();
+    assert_eq!(ended(&b, "t-2").await.state, SaveState::Saved);
+    let found = resumed(&b, &here, "team/agent:y~2").await;
+    assert!(matches!(found, Matched::Ready { boundary: 61, digest, .. } if digest == digests[0]), "{found:?}");
+
+    let Matched::None { reason } = resumed(&b, &here, "team/agent:y~3").await else { panic!("nobody has it") };
+    assert!(reason.contains("snapshot_unknown"), "{reason}");
 }
 
 /// The engine of the tests waits for room in the ring too, on a thread of the runtime.

@@ -47,7 +47,7 @@ async fn a_full_folder_of_the_server_is_told_by_name_and_nothing_stays_there() {
     assert_eq!(code(&full), ErrorCode::StorageFull, "{full:?}");
     assert!(full.unwrap_err().to_string().contains("slots"), "it names the folder");
     assert!(rig.a.files().is_empty(), "{:?}", rig.a.files());
-    // What fits is captured, and a restore wants room before it writes.
+    // A smaller slot is captured, and a restore wants room before it writes.
     rig.snapshot("a", Some("0"), "small").await.unwrap();
     let full = rig.restore("b", Some("2"), "small").await;
     assert_eq!(code(&full), ErrorCode::NoRoom, "{full:?}");

@@ -758,7 +758,7 @@ async fn the_oldest_of_more_than_64_ready_snapshots_goes_and_a_newer_restore_rep
     let told = |engine: &Synthetic| engine.told.lock().last().map(|states| states.boundaries.clone());
     until("the engine that lost it is told", || told(&engines[1]) == Some(vec![])).await;
     assert_eq!(told(&engines[64]), Some(vec![29]));
-    // What lay ready for an engine that left goes first.
+    // A snapshot that lay ready for an engine that left goes first.
     engines[5].leave();
     stage(65).await;
     assert_eq!((0..66).filter(|number| ready(*number).is_empty()).collect::<Vec<_>>(), [1, 5]);

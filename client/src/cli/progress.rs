@@ -3,7 +3,7 @@
 use super::output::{human, stderr_width};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use parking_lot::Mutex;
-use pfr_client::{OnRetry, Progress};
+use pfr_client::{OnRetry, Progress, Retrying};
 use std::time::Duration;
 use tokio::time::{Instant, interval};
 
@@ -21,7 +21,7 @@ const MARGIN: usize = 3;
 
 /// What stderr shows of a registry that cannot be reached. A process has one terminal, and so one
 /// notice.
-static NOTICE: Mutex<Notice> = Mutex::new(Notice { text: None, bar: false, written: false });
+static NOTICE: Mutex<Notice> = Mutex::new(Notice { text: None, bar: false, written: false, asked: false });
 
 struct Notice {
     /// A bar shows this instead of the phase.
@@ -30,14 +30,25 @@ struct Notice {
     bar: bool,
     /// Whether a line with the notice was written.
     written: bool,
+    /// Whether a line said that the registry asks this caller to wait. It does so again and again
+    /// in a transfer at its limit, so this is said once.
+    asked: bool,
 }
 
 /// Reports that requests are retried: in the bar if one is drawn, otherwise in one line, and in
-/// another when the registry answers again.
+/// another when the registry answers again. To wait because of a limit on requests is no failure:
+/// it gets one line.
 pub fn on_retry(quiet: bool) -> OnRetry {
     OnRetry::new(move |retrying| {
         let mut notice = NOTICE.lock();
         match retrying {
+            Some(Retrying { asked: Some(wait), error, .. }) => {
+                let text = format!("the registry asks to wait {} s", wait.as_secs().max(1));
+                if !quiet && !notice.bar && !std::mem::replace(&mut notice.asked, true) {
+                    eprintln!("{text} ({})", human::printable(error));
+                }
+                notice.text = Some(text);
+            }
             Some(retrying) => {
                 let state = if retrying.answered { "busy or unavailable" } else { "not reachable" };
                 let text = format!("registry {state}, retrying ({}) …", retrying.attempt);

@@ -1,5 +1,5 @@
 //! Files as frames: read and encoded on blocking threads, a few pieces ahead of the reader, in
-//! constant memory.
+//! memory for a few blobs of at most [`MOST`] bytes.
 
 use super::zstd_frame::{self, Shape};
 use super::{Directory, layout};
@@ -40,7 +40,7 @@ pub(crate) fn frames(directory: Arc<Directory>, items: Arc<[Item]>, encoding: En
                 break;
             }
         }
-        match written.and_then(|()| output.flush()) {
+        match written.and_then(|()| output.flush(0)) {
             // The receiver is gone: the request was cut, and reports that itself.
             Ok(()) | Err(Stop::Unread) => {}
             Err(Stop::Failed(error)) => drop(output.sender.blocking_send(Err(*error))),
@@ -74,37 +74,34 @@ struct Output {
 impl Output {
     /// Makes sure that at least [`ROOM`] bytes fit.
     fn make_room(&mut self) -> std::result::Result<(), Stop> {
-        if self.piece.capacity() - self.piece.len() >= ROOM { Ok(()) } else { self.flush() }
+        self.reserve(0)
     }
 
-    fn flush(&mut self) -> std::result::Result<(), Stop> {
-        let mut whole = Bytes::from(std::mem::replace(&mut self.piece, Vec::with_capacity(PIECE)));
+    /// Sends what is collected. Then begins a piece of at least this capacity.
+    fn flush(&mut self, capacity: usize) -> std::result::Result<(), Stop> {
+        let mut whole = std::mem::take(&mut self.piece);
+        // A frame of a few bytes may lie where its raw blob was. Until it is sent it holds the
+        // memory of its own bytes only.
+        whole.shrink_to_fit();
+        let mut whole = Bytes::from(whole);
         while !whole.is_empty() {
             // A connection that is alive takes such a piece in time; of a larger one, that is not
             // known.
             let piece = whole.split_to(whole.len().min(PIECE));
             self.encoder.wait(|| self.sender.blocking_send(Ok(piece))).map_err(|_| Stop::Unread)?;
         }
+        self.piece.reserve_exact(capacity);
         Ok(())
     }
 
     /// Makes sure that `len` bytes fit, and [`ROOM`].
     fn reserve(&mut self, len: usize) -> std::result::Result<(), Stop> {
         let len = len + ROOM;
-        if self.piece.capacity() - self.piece.len() < len {
-            self.flush()?;
-            if self.piece.capacity() < len {
-                self.piece = Vec::with_capacity(len);
-            }
-        }
-        Ok(())
+        if self.piece.capacity() - self.piece.len() < len { self.flush(len.max(PIECE)) } else { Ok(()) }
     }
 
     fn append(&mut self, bytes: &[u8]) -> std::result::Result<(), Stop> {
-        self.make_room()?;
-        if bytes.len() > ROOM {
-            self.flush()?;
-        }
+        self.reserve(bytes.len())?;
         self.piece.extend_from_slice(bytes);
         Ok(())
     }

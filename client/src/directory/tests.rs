@@ -9,8 +9,13 @@ use std::sync::Arc;
 
 /// A directory of one page whose K and V are the same `len` bytes, and where they lie.
 fn one_page(len: u32) -> (tempfile::TempDir, PathBuf, Item) {
+    page_of(7, len)
+}
+
+/// Likewise, where each byte is this one.
+fn page_of(byte: u8, len: u32) -> (tempfile::TempDir, PathBuf, Item) {
     let dir = tempfile::tempdir().unwrap();
-    let bytes = vec![7; len as usize];
+    let bytes = vec![byte; len as usize];
     let digest = Digest::sha256(&bytes);
     let path = dir.path().join(layout::blob(&digest));
     std::fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -43,6 +48,19 @@ async fn frames_are_what_files_hold_at_every_size_around_a_piece() {
         let header = pfr_schema::frame::Header { codec, kind: Kind::Blob, digest: item.digest, raw_len: length, stored_len: length };
         let frame = pfr_schema::frame::encode(&header, &raw);
         assert!(stream == [&frame[..], &frame].concat(), "{len} bytes");
+    }
+}
+
+#[tokio::test]
+async fn a_small_frame_of_a_large_blob_holds_no_more_memory_than_its_bytes() {
+    let (dir, _, item) = page_of(0, 4 << 20);
+    let directory = Arc::new(Directory::open(dir.path(), &Limits::default()).unwrap());
+    let stream = frames::frames(directory, vec![item; 3].into(), encoding());
+    let pieces: Vec<bytes::Bytes> = stream.try_collect().await.unwrap();
+    assert_eq!(pieces.len(), 3, "a blob needs the room of the raw one, and gets a piece of its own");
+    for piece in pieces {
+        let (len, held) = (piece.len(), piece.try_into_mut().unwrap().capacity());
+        assert!(len < 1024 && held < 4096, "{len} bytes hold {held}");
     }
 }
 

@@ -11,6 +11,7 @@ use crate::progress::{Phase, Progress};
 use crate::remote::{BoxFrames, Remote};
 use bytes::Bytes;
 use futures::stream::{self, StreamExt as _, TryStreamExt as _};
+use parking_lot::Mutex;
 use pfr_schema::api::{self, DigestGroup, MissingRequest};
 use pfr_schema::frame::end_mark;
 use pfr_schema::{ErrorCode, Kind};
@@ -30,6 +31,9 @@ pub(super) struct Sent {
     pub blobs: u64,
     pub raw_bytes: u64,
     pub frame_bytes: u64,
+    /// Of the raw bytes, those that were not encoded because the registry took them faster so, or
+    /// to find that out.
+    pub left_raw: u64,
 }
 
 pub(super) struct Session<'a> {
@@ -117,11 +121,6 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Raw bytes that were left raw because the registry took them faster so.
-    pub fn left_raw(&self) -> u64 {
-        self.encoding.left_raw()
-    }
-
     pub async fn abort(&self) -> Result<()> {
         self.remote.abort(&self.target.repository, &self.push.id).await
     }
@@ -129,16 +128,21 @@ impl<'a> Session<'a> {
     async fn send(&self, batch: Batch) -> Result<Sent> {
         let tally = Tally::new(self.progress);
         let (source, limits, encoding) = (self.source.clone(), self.source.limits().clone(), self.encoding.clone());
+        let last = Arc::new(Mutex::new(encoding.clone()));
         let frames = {
-            let tally = Arc::clone(&tally);
+            let (tally, last) = (Arc::clone(&tally), Arc::clone(&last));
             move || {
                 tally.reset();
+                // The thread of a try before may still count.
+                let encoding = encoding.with_own_count();
+                *last.lock() = encoding.clone();
                 let mut meter = Meter::new(&limits, Arc::clone(&tally));
                 body(&source, &batch, &encoding).and_then(move |piece| futures::future::ready(meter.look(&piece).map(|()| piece))).boxed()
             }
         };
         self.remote.put_frames(&self.target.repository, &self.push.id, frames).await?;
-        Ok(Sent { blobs: tally.blobs(), raw_bytes: tally.raw(), frame_bytes: tally.frame_bytes() })
+        let left_raw = last.lock().left_raw();
+        Ok(Sent { blobs: tally.blobs(), raw_bytes: tally.raw(), frame_bytes: tally.frame_bytes(), left_raw })
     }
 }
 
@@ -147,6 +151,7 @@ impl Sent {
         self.blobs += other.blobs;
         self.raw_bytes += other.raw_bytes;
         self.frame_bytes += other.frame_bytes;
+        self.left_raw += other.left_raw;
     }
 }
 

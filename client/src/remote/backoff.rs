@@ -40,7 +40,8 @@ impl<'a> Tries<'a> {
             return Err(error);
         };
         tracing::debug!(%error, wait_ms = wait.as_millis(), failures = self.failures, "request failed, retrying");
-        self.remote.retrying(&error, self.failures);
+        let asked = is_rate_limited(&error).then(|| retry_after.unwrap_or(wait));
+        self.remote.retrying(&error, self.failures, asked);
         tokio::time::sleep(wait).await;
         Ok(())
     }
@@ -66,14 +67,26 @@ fn after(
     }
     let wait = retry_after.unwrap_or_default().max(WAITS.wait(failures));
     let is_away = matches!(error, Error::Unreachable { .. } | Error::Foreign { .. });
-    let is_in_line = matches!(error, Error::Registry { problem } if problem.code == ErrorCode::RateLimited);
-    let by_time = answered && (is_away || is_in_line) && !options.retry_for.is_zero();
+    let by_time = answered && (is_away || is_rate_limited(error)) && !options.retry_for.is_zero();
     let more = if by_time { elapsed.saturating_add(wait) <= options.retry_for } else { failures <= options.retries };
     (more && wait <= options.longest_wait).then_some(wait)
 }
 
+fn is_rate_limited(error: &Error) -> bool {
+    matches!(error, Error::Registry { problem } if problem.code == ErrorCode::RateLimited)
+}
+
 impl Remote {
-    /// Notes that the registry has answered.
+    /// Notes that the registry has answered with a refusal.
+    pub(super) fn refused(&self, is_retryable: bool) {
+        self.connection.answered.store(true, Ordering::Relaxed);
+        // Otherwise the request is not served yet.
+        if !is_retryable {
+            self.answered();
+        }
+    }
+
+    /// Notes that the registry has served a request, or refused it for good.
     pub(super) fn answered(&self) {
         self.connection.answered.store(true, Ordering::Relaxed);
         if self.connection.failures.swap(0, Ordering::Relaxed) > 0
@@ -83,11 +96,11 @@ impl Remote {
         }
     }
 
-    fn retrying(&self, error: &Error, failures: u32) {
+    fn retrying(&self, error: &Error, failures: u32, asked: Option<Duration>) {
         self.connection.failures.fetch_max(failures, Ordering::Relaxed);
         if let Some(tell) = &self.options.on_retry {
             let answered = matches!(error, Error::Registry { .. });
-            tell.tell(Some(&Retrying { attempt: failures, answered, error: error.to_string() }));
+            tell.tell(Some(&Retrying { attempt: failures, answered, asked, error: error.to_string() }));
         }
     }
 }

@@ -106,7 +106,7 @@ impl Remote {
         let body = self.read(response, PROBLEM).await.unwrap_or_default();
         let error = match serde_json::from_slice::<Problem>(&body) {
             Ok(problem) if content_type.starts_with("application/problem+json") => {
-                self.answered();
+                self.refused(problem.retryable);
                 Error::Registry { problem: Box::new(problem) }
             }
             _ => Error::Foreign { url, status, found: describe(&content_type, &body) },

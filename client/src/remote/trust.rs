@@ -5,7 +5,9 @@ use super::Remote;
 use crate::error::{Error, Result};
 use crate::human;
 use reqwest::Certificate;
-use rustls::{CertificateError, InvalidMessage};
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::{Error as PemError, PemObject as _};
+use rustls::{CertificateError, InvalidMessage, RootCertStore};
 use std::fmt;
 use std::path::Path;
 
@@ -15,19 +17,40 @@ const BYTES: u64 = 4 << 20;
 /// The certificates of authorities in a file, none without a file.
 ///
 /// # Errors
-/// The file cannot be read, or has no certificate.
+/// The file cannot be read, is too large, or has no certificate or a damaged one.
 pub fn extra_roots(path: Option<&Path>) -> Result<Vec<Certificate>> {
     use std::io::Read as _;
     let Some(path) = path else { return Ok(Vec::new()) };
+    let refused = |reason: String| Error::Refused { path: path.into(), reason };
     let mut pem = Vec::new();
-    let read = std::fs::File::open(path).and_then(|file| file.take(BYTES).read_to_end(&mut pem));
+    let read = std::fs::File::open(path).and_then(|file| file.take(BYTES + 1).read_to_end(&mut pem));
     read.map_err(Error::io("read", path))?;
-    let roots = Certificate::from_pem_bundle(&pem).unwrap_or_default();
+    if pem.len() as u64 > BYTES {
+        return Err(refused(format!("it has more than {} MiB: expected certificates only", BYTES >> 20)));
+    }
+    let mut roots = Vec::new();
+    for (at, found) in CertificateDer::pem_slice_iter(&pem).enumerate() {
+        let damaged = |reason: String| refused(format!("its certificate {} is damaged: {reason}", at + 1));
+        let certificate = found.map_err(|error| damaged(damage(&error)))?;
+        // The client does the same with all of them, and does not say which one is damaged.
+        let no_certificate = |_| damaged("its bytes are no X.509 certificate".to_owned());
+        RootCertStore::empty().add(certificate.clone()).map_err(no_certificate)?;
+        roots.push(Certificate::from_der(&certificate).map_err(|error| damaged(error.to_string()))?);
+    }
     if roots.is_empty() {
-        let reason = "it has no certificate: expected PEM, with lines -----BEGIN CERTIFICATE-----".to_owned();
-        return Err(Error::Refused { path: path.into(), reason });
+        return Err(refused("it has no certificate: expected PEM, with lines -----BEGIN CERTIFICATE-----".to_owned()));
     }
     Ok(roots)
+}
+
+/// What is wrong with a section of PEM.
+fn damage(error: &PemError) -> String {
+    match error {
+        PemError::MissingSectionEnd { .. } => "its last line, -----END CERTIFICATE-----, is missing".to_owned(),
+        PemError::IllegalSectionStart { .. } => "its first line is not -----BEGIN CERTIFICATE-----".to_owned(),
+        PemError::Base64Decode(_) => "it is not base64".to_owned(),
+        other => other.to_string(),
+    }
 }
 
 /// Why a certificate is not trusted.
@@ -134,12 +157,43 @@ mod tests {
         let path = dir.path().join("ca.pem");
         assert!(extra_roots(None).unwrap().is_empty());
         assert!(matches!(extra_roots(Some(&path)), Err(Error::Io { .. })));
-        for text in ["", "nonsense", "-----BEGIN CERTIFICATE-----\n!\n-----END CERTIFICATE-----\n"] {
+        for text in ["", "nonsense"] {
             std::fs::write(&path, text).unwrap();
             let error = extra_roots(Some(&path)).unwrap_err().to_string();
             assert!(error.contains("ca.pem: it has no certificate"), "{text:?}: {error}");
         }
         std::fs::write(&path, pfr_testkit::tls::Authority::new().pem()).unwrap();
         assert_eq!(extra_roots(Some(&path)).unwrap().len(), 1);
+    }
+
+    #[test]
+    fn a_damaged_certificate_is_named_by_its_number() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("ca.pem");
+        let good = pfr_testkit::tls::Authority::new().pem();
+        let cut = good.split_once("-----END").unwrap().0;
+        for (damaged, reason) in [
+            ("-----BEGIN CERTIFICATE-----\n!\n-----END CERTIFICATE-----\n", "it is not base64"),
+            // Base64, and no certificate.
+            ("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", "its bytes are no X.509 certificate"),
+            (cut, "its last line, -----END CERTIFICATE-----, is missing"),
+        ] {
+            std::fs::write(&path, format!("{good}{damaged}")).unwrap();
+            let error = extra_roots(Some(&path)).unwrap_err().to_string();
+            assert!(error.contains("ca.pem: its certificate 2 is damaged: ") && error.contains(reason), "{damaged:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_too_large_is_refused_and_not_read_in_part() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("ca.pem");
+        let good = pfr_testkit::tls::Authority::new().pem();
+        let comment = |bytes: u64| format!("{good}{}", "#".repeat(usize::try_from(bytes).unwrap() - good.len()));
+        std::fs::write(&path, comment(BYTES)).unwrap();
+        assert_eq!(extra_roots(Some(&path)).unwrap().len(), 1);
+        std::fs::write(&path, comment(BYTES + 1)).unwrap();
+        let error = extra_roots(Some(&path)).unwrap_err().to_string();
+        assert!(error.contains("ca.pem: it has more than 4 MiB"), "{error}");
     }
 }

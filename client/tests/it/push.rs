@@ -130,7 +130,7 @@ async fn zstd_files_go_as_they_are_and_odd_ones_decoded() {
         std::fs::write(path.with_extension("zst"), encode(i, &raw)).unwrap();
         std::fs::remove_file(path).unwrap();
     }
-    // What is sent raw stays raw.
+    // The registry stores raw frames raw.
     let target = PushTarget { compression: Compression::Off, ..target("t") };
     let pushed = push(&Source::Directory(dir.path().into()), &registry.remote(), target, &Progress::default()).await.unwrap();
     registry.store.verify(&pushed.digest, &mut |_| {}).await.unwrap();

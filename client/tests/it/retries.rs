@@ -77,6 +77,24 @@ async fn a_pipe_is_told_once_that_requests_are_retried_and_once_that_it_is_over(
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_caller_at_its_limit_is_told_once_to_wait_and_not_that_the_registry_answers_again() {
+    let registry = Registry::start().await;
+    push_dir(&registry.remote(), directory(SMALL, &[1, 2]).path(), "t").await.unwrap();
+    let mut asked = 0;
+    let front = Front::start(&registry.url, move |_: &Seen| {
+        asked += 1;
+        if asked % 3 == 1 || asked == 2 { Fate::Refuse(ErrorCode::RateLimited) } else { Fate::Pass }
+    });
+    let (home, url) = (tempfile::tempdir().unwrap(), front.url.clone());
+    let (code, _, stderr) =
+        tokio::task::spawn_blocking(move || pf(home.path(), &["pull", "team/agent:t", "--registry", &url])).await.unwrap();
+    assert_eq!(code, 0, "{stderr}");
+    assert!(front.struck() > 2, "refused more than once");
+    assert_eq!(stderr.matches("the registry asks to wait 1 s").count(), 1, "{stderr}");
+    assert!(!stderr.contains("answers again") && !stderr.contains("retrying"), "{stderr}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn ctrl_c_ends_the_wait_for_a_registry_at_once() {
     let registry = Registry::start().await;
     push_dir(&registry.remote(), directory(SMALL, &[1, 2]).path(), "t").await.unwrap();

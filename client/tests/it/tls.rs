@@ -72,7 +72,7 @@ async fn an_authority_is_named_by_a_flag_a_variable_or_the_file() {
     std::fs::create_dir_all(&config).unwrap();
     std::fs::write(config.join("config.toml"), format!("registry = {url:?}\ntls-ca = {ca:?}\n")).unwrap();
     assert_eq!(host.pf(&["ls"], &[]), (0, String::new()));
-    // A flag wins, and what it names must be there.
+    // A flag wins, and its file must be there.
     let (code, said) = host.pf(&["ls", "--tls-ca", "/nonexistent/ca.pem"], &[]);
     assert!(code == 5 && said.contains("/nonexistent/ca.pem"), "{code}: {said}");
     std::fs::write(host.home.path().join("empty"), "").unwrap();
@@ -120,7 +120,7 @@ async fn a_registry_that_is_not_trusted_is_sent_nothing_and_the_reason_is_told()
     let (code, said) =
         host.pf(&["ls", "--registry", &registry.url], &[("SSL_CERT_FILE", text(&Authority::new().write(host.home.path().join("x"))))]);
     assert!(code == 7 && said.contains("tls-ca") && said.contains("hint: --tls-ca FILE"), "{code}: {said}");
-    // What the machine trusts is trusted without it.
+    // Without the setting, pf trusts what the machine trusts.
     assert_eq!(host.pf(&["ls", "--registry", &registry.url], &[("SSL_CERT_FILE", text(&host.ca))]), (0, String::new()));
 }
 

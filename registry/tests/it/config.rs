@@ -82,6 +82,22 @@ fn what_cannot_be_right_is_refused() {
 }
 
 #[test]
+fn a_size_has_a_unit_or_none_by_flag_and_in_the_file() {
+    use clap::Parser as _;
+    let flags = |size: &str| Flags::try_parse_from(["x", "--caller-bytes-per-second", size, "--max-json-bytes", size]);
+    for (text, bytes) in [("2MiB", 2 << 20), ("1.5 GB", 1_500_000_000), ("1048576", 1 << 20), ("0", 0)] {
+        let given = flags(text).unwrap_or_else(|error| panic!("{text}: {error}")).overrides;
+        assert_eq!((given.caller_bytes_per_second, given.max_json_bytes), (Some(bytes), usize::try_from(bytes).ok()), "{text}");
+        let file: Overrides = toml::from_str(&format!("caller-bytes-per-second = {text:?}\nmax-json-bytes = {bytes}")).expect("a file");
+        assert_eq!(file, given, "{text}");
+    }
+    assert!(flags("many").is_err_and(|error| error.to_string().contains("expected a size such as 50GiB")));
+    let slow = Overrides { data: Some("/data".into()), caller_bytes_per_second: Some(4096), ..Overrides::default() };
+    let error = Config::load(None, slow).expect_err("too slow").to_string();
+    assert!(error.contains("caller-bytes-per-second is 4.00 KiB; the least is 1.00 MiB"), "{error}");
+}
+
+#[test]
 fn data_is_needed_where_database_or_storage_is_not_given() {
     let database = || Some("postgres://u:pw@h/d".parse().expect("anything is"));
     let storage = || Some("s3://bucket".to_owned());

@@ -88,8 +88,7 @@ def describe(pool: Any, tag: str) -> tuple[Shared, dict[str, Any]]:
         "layout": f"opaque/{tag}/{encoding}"[:200],
         "components": [{"name": "kv", "parts": parts}],
     }
-    # What is stored as bytes may be FP8.
-    add_dtype(group, getattr(pool, "dtype", pool.store_dtype))
+    add_dtype(group, pool.store_dtype)
     return shared, group
 
 
