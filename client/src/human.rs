@@ -1,37 +1,9 @@
 //! Numbers, sizes and times for people, the same in all programs.
 
+pub use pfr_service::units::{bytes, number};
+
 use chrono::{DateTime, SecondsFormat, Utc};
 use std::time::Duration;
-
-/// `12.3 MiB`: three digits, binary units.
-#[must_use]
-pub fn bytes(n: u64) -> String {
-    const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
-    if n < 1024 {
-        return format!("{n} B");
-    }
-    let mut value = n as f64 / 1024.0;
-    let mut unit = 0;
-    // 1023.96 KiB would print as 1024 KiB.
-    while value >= 999.5 && unit + 1 < UNITS.len() {
-        value /= 1024.0;
-        unit += 1;
-    }
-    let decimals = if value < 9.995 {
-        2
-    } else if value < 99.95 {
-        1
-    } else {
-        0
-    };
-    format!("{value:.decimals$} {}", UNITS[unit])
-}
-
-/// `12,345`.
-#[must_use]
-pub fn number(n: u64) -> String {
-    indicatif::HumanCount(n).to_string()
-}
 
 /// `1 page`, `12,345 pages`.
 #[must_use]
@@ -108,25 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_have_three_digits_and_never_four() {
-        let cases = [
-            (0, "0 B"),
-            (1023, "1023 B"),
-            (1024, "1.00 KiB"),
-            (1536, "1.50 KiB"),
-            (10 * 1024, "10.0 KiB"),
-            (1023 * 1024, "1.00 MiB"),
-            (123 << 20, "123 MiB"),
-            (u64::MAX, "16.0 EiB"),
-        ];
-        for (n, text) in cases {
-            assert_eq!(bytes(n), text);
-        }
-    }
-
-    #[test]
-    fn numbers_are_grouped() {
-        assert_eq!([number(0), number(999), number(1000), number(1_234_567)], ["0", "999", "1,000", "1,234,567"]);
+    fn counts_have_their_noun() {
         assert_eq!([count(1, "page"), count(2000, "page")], ["1 page", "2,000 pages"]);
     }
 

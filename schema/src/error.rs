@@ -308,9 +308,9 @@ error_codes! {
     Unavailable = "unavailable", 503, 7, true, "The store behind the registry cannot be reached";
     /// The disk, or the file system's quota, is full.
     StorageFull = "storage_full", 507, 8, true, "The disk is full";
-    /// The quota of the domain is used up: nothing more is stored in it until something is deleted
-    /// and collected, or the quota is raised.
-    QuotaExceeded = "quota_exceeded", 403, 8, false, "The quota of the domain is used up";
+    /// The quota of the domain has no room for this, until something is deleted and collected, or
+    /// the quota is raised.
+    QuotaExceeded = "quota_exceeded", 403, 8, false, "The quota of the domain has no room";
     /// The caller, or all callers of a domain together, send more requests than they may.
     RateLimited = "rate_limited", 429, 7, true, "Too many requests in a short time";
     /// The request took longer than it may.

@@ -5,6 +5,7 @@
 //! | [`durable`] | files and folders that survive a power cut | |
 //! | [`backoff`] | waits between two attempts | |
 //! | [`few`] | lists of names in messages | |
+//! | [`units`] | sizes and numbers in messages | |
 //! | [`settings`] | settings from flags, environment and a file | `program` |
 //! | [`secret`] | tokens and passwords that cannot be printed | `program` |
 //! | [`user_dirs`] | the folders of the user | `program` |
@@ -13,7 +14,7 @@
 //! | [`problem`] | errors as `application/problem+json` | `http` |
 //! | [`metrics`] | the recorder behind `/metrics` | `http` |
 //!
-//! The store is below the programs and needs the first three only, so the rest hides behind
+//! The store is below the programs and needs the first four only, so the rest hides behind
 //! features: `docs/decisions/0026-one-crate-for-what-programs-share.md`.
 
 pub mod backoff;
@@ -31,6 +32,7 @@ pub mod secret;
 pub mod settings;
 #[cfg(feature = "program")]
 pub mod signals;
+pub mod units;
 #[cfg(feature = "program")]
 pub mod user_dirs;
 

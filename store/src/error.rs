@@ -2,6 +2,7 @@
 
 use pfr_schema::api::TagState;
 use pfr_schema::{AccessTokenId, Digest, DigestPrefix, DomainName, ErrorCode, FormatError, Kind, RepositoryName, Tag};
+use pfr_service::units::{bytes, number};
 
 /// What a store operation returns.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -154,11 +155,10 @@ pub enum Error {
     /// The disk is full.
     #[error("the store's disk is full: {0}; free space and try again, nothing acknowledged is lost")]
     Full(String),
-    /// The quota of the domain is used up.
+    /// The quota of the domain has no room.
     #[error(
-        "the quota of this domain is used up: it holds {used} of {limit} {what}{}; delete snapshots, and the next garbage collection frees \
-         what only they held",
-        if *added > 0 { format!(", and this adds {added}") } else { String::new() }
+        "the quota of this domain {}; delete snapshots, and the next garbage collection frees what only they held",
+        quota(what, *limit, *used, *added)
     )]
     QuotaExceeded {
         /// What there is too much of: `bytes`, `blobs` or `snapshots`.
@@ -286,6 +286,16 @@ impl Error {
             cause = e.source();
         }
         Self::Unavailable { what: "packs", reason: error.to_string() }
+    }
+}
+
+fn quota(what: &str, limit: u64, used: u64, added: u64) -> String {
+    let shown = |n| if what == "bytes" { bytes(n) } else { number(n) };
+    let noun = if what == "bytes" { String::new() } else { format!(" {what}") };
+    let (used, limit) = (shown(used), shown(limit));
+    match added {
+        0 => format!("is used up: it holds {used} of {limit}{noun}"),
+        added => format!("has no room for this: it holds {used} of {limit}{noun}, and this adds {}", shown(added)),
     }
 }
 

@@ -21,8 +21,24 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Query<T> {
 impl<T: DeserializeOwned> Query<T> {
     /// The query of a URI.
     pub(crate) fn of(uri: &Uri) -> Result<Self, ApiError> {
-        let query = axum::extract::Query::try_from_uri(uri).map_err(|e| ApiError::invalid(e.body_text()))?;
+        let query = axum::extract::Query::try_from_uri(uri).map_err(|e| ApiError::invalid(refusal(&e.body_text())))?;
         Ok(Self(query.0))
+    }
+}
+
+/// What axum and serde say about a query, as a sentence: `limit: invalid digit found in string`.
+fn refusal(text: &str) -> String {
+    let reason = text.strip_prefix("Failed to deserialize query string: ").unwrap_or(text);
+    let (name, why) = reason.split_once(": ").unwrap_or(("", reason));
+    if why.starts_with("unknown field") {
+        return format!("the address has an {}", why.replacen("field", "parameter", 1));
+    }
+    match name {
+        "" => format!("the parameters of the address are not accepted: {why}"),
+        name if ["digit", "integer", "too large"].iter().any(|word| why.contains(word)) => {
+            format!("the parameter `{name}` of the address must be a whole number")
+        }
+        name => format!("the parameter `{name}` of the address is not accepted: {why}"),
     }
 }
 

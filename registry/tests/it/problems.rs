@@ -31,8 +31,9 @@ async fn malformed_requests_say_where_and_what() {
         (format!("{base}/snapshots/%FF"), InvalidName, "decoded"),
         (format!("{base}/snapshots?limit=0"), InvalidRequest, "1 to 1000"),
         (format!("{base}/snapshots?limit=1001"), InvalidRequest, "1 to 1000"),
-        (format!("{base}/snapshots?limit=many"), InvalidRequest, "limit"),
-        (format!("{base}/snapshots?page=2"), InvalidRequest, "page"),
+        (format!("{base}/snapshots?limit=many"), InvalidRequest, "the parameter `limit` of the address must be a whole number"),
+        (format!("{base}/snapshots?page=2"), InvalidRequest, "the address has an unknown parameter `page`, expected `after` or `limit`"),
+        (format!("{base}/snapshots?limit=1&limit=2"), InvalidRequest, "of the address "),
         (format!("{base}/snapshots?after=x"), InvalidRequest, "cursor"),
         (format!("{base}/snapshots/latest/lineage?limit=10001"), InvalidRequest, "1 to 10000"),
     ];

@@ -43,7 +43,8 @@ async fn a_push_beyond_the_quota_is_refused_for_good_and_pulls_and_deletions_go_
     assert_eq!((answer.status(), answer.headers().get("retry-after")), (StatusCode::FORBIDDEN, None));
     let problem = problem(answer).await;
     assert!(problem.code == ErrorCode::QuotaExceeded && !problem.retryable, "{problem:?}");
-    let says = [format!("{full} of {full} bytes"), "delete snapshots".to_owned(), "garbage collection".to_owned()];
+    let size = pfr_service::units::bytes(full);
+    let says = [format!("is used up: it holds {size} of {size}"), "delete snapshots".to_owned(), "garbage collection".to_owned()];
     assert!(says.iter().all(|words| problem.detail.contains(words)), "{}", problem.detail);
     // Another domain has its own, and none.
     assert!(push(&registry, "", &two, "two").await.status().is_success());
@@ -78,7 +79,7 @@ async fn a_quota_is_set_as_a_whole_taken_back_and_refused_where_it_cannot_be() {
     registry.push(REPO, &snapshot(0..2, vec![]), Some("t")).await;
     let answer = push(&registry, "", &snapshot(2..4, vec![]), "u").await;
     let detail = refused(answer, ErrorCode::QuotaExceeded).await;
-    assert!(detail.contains("1 of 1 snapshots, and this adds 1"), "{detail}");
+    assert!(detail.contains("has no room for this: it holds 1 of 1 snapshots, and this adds 1"), "{detail}");
     assert_eq!(set(&registry, "default", json!({})).await, None);
     assert!(push(&registry, "", &snapshot(2..4, vec![]), "u").await.status().is_success());
     let put = async |domain: &str, body: Value| registry.put(&format!("/v1/domains/{domain}/quota"), &body).await;

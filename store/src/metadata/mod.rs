@@ -224,6 +224,9 @@ macro_rules! metadata_transactions {
             emptied_packs(grace: Duration, limit: usize) -> Vec<PackRow> = READ |tx| packs::emptied(tx, *grace, *limit);
             /// Deletes the rows of emptied packs whose bytes are gone.
             forget_packs(packs: Vec<PackId>) -> () = WRITE |tx| packs::forget(tx, packs);
+            /// Deletes the row of a pack whose writer gave it up and deleted its bytes. Nothing
+            /// happens if it is not being written any more.
+            forget_unfinished_pack(pack: PackId) -> () = WRITE |tx| packs::forget_unfinished(tx, *pack);
             /// Claims for the caller, for the time of `claim`, live packs less than half of whose
             /// frames are live, emptiest first.
             claim_sparse_packs(limit: usize, claim: Duration) -> Vec<PackRow> = WRITE |tx| packs::claim_sparse(tx, *limit, *claim);

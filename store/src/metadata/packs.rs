@@ -112,6 +112,11 @@ pub(super) async fn forget<T: Tx>(tx: &mut T, packs: &[PackId]) -> Outcome<()> {
     Ok(())
 }
 
+pub(super) async fn forget_unfinished<T: Tx>(tx: &mut T, pack: PackId) -> Outcome<()> {
+    tx.execute("DELETE FROM packs WHERE id = $1 AND state = 'writing'", values![pack]).await?;
+    Ok(())
+}
+
 pub(super) async fn claim_sparse<T: Tx>(tx: &mut T, limit: usize, claim: Duration) -> Outcome<Vec<PackRow>> {
     let now = tx.now().await?;
     let update = concat!(

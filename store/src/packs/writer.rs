@@ -180,7 +180,10 @@ impl PackWriter {
         let sizes = self.complete().await?;
         let frames = std::mem::take(&mut self.frames);
         let stored = self.store.metadata.finish_pack(push, self.id, sizes, frames, self.store.options.lease).await;
-        if let Err(Error::Full(_) | Error::QuotaExceeded { .. }) = stored {
+        if let Err(
+            Error::Full(_) | Error::QuotaExceeded { .. } | Error::PushUnknown(_) | Error::Missing { .. } | Error::WrongShape { .. },
+        ) = stored
+        {
             self.discard().await;
         }
         self.remove_if_lost(stored).await
@@ -219,17 +222,27 @@ impl PackWriter {
         self.wait().await
     }
 
-    /// Deletes the bytes of a pack whose rows were refused for lack of space or quota. Best effort:
-    /// collection finds it by its row when its lease ends.
+    /// Deletes the bytes and the row of a pack whose frames were refused: they would take up room
+    /// until its lease ends, and a retry sends them again. Best effort: collection finds it by its
+    /// row when its lease ends.
     async fn discard(&mut self) {
         // Only a later transaction that finds it unfinished proves that the failed one did not take
         // place.
-        let deleted = match self.store.metadata.renew_pack(None, self.id, self.store.options.lease).await {
-            Ok(()) => self.store.packs.delete(&path(&self.key)).await.map_err(Error::packs),
-            Err(error) => Err(error),
-        };
-        if let Err(error) = deleted {
-            tracing::debug!(%error, pack = self.key, "deleting the bytes of a refused pack failed, leaving them to collection");
+        match self.store.metadata.renew_pack(None, self.id, self.store.options.lease).await {
+            Ok(()) => match self.store.packs.delete(&path(&self.key)).await.map_err(Error::packs) {
+                Ok(()) => self.forget().await,
+                Err(error) => {
+                    tracing::debug!(%error, pack = self.key, "deleting the bytes of a refused pack failed, leaving them to collection")
+                }
+            },
+            Err(error) => tracing::debug!(%error, pack = self.key, "a pack was refused, leaving its bytes to collection"),
+        }
+    }
+
+    /// Deletes the row; no bytes are left.
+    async fn forget(&mut self) {
+        if let Err(error) = self.store.metadata.forget_unfinished_pack(self.id).await {
+            tracing::debug!(%error, pack = self.key, "a pack was given up: its row stays until its lease ends");
         }
     }
 
@@ -240,8 +253,9 @@ impl PackWriter {
 
     async fn remove_unfinished(&mut self) {
         drop(self.wait().await);
-        if let Err(error) = self.upload.abort().await {
-            tracing::debug!(%error, pack = self.id, "could not remove an unfinished pack");
+        match self.upload.abort().await {
+            Ok(()) => self.forget().await,
+            Err(error) => tracing::debug!(%error, pack = self.id, "could not remove an unfinished pack"),
         }
     }
 

@@ -6,7 +6,7 @@ use crate::common::{Snapshot, accuse, blob_frame, pieces, push, repository, snap
 use bytes::Bytes;
 use pfr_schema::journal::Record;
 use pfr_schema::{Digest, ErrorCode, Kind};
-use pfr_store::{Error, Metadata, Options, Quota, QuotaLimits, Store};
+use pfr_store::{Error, Metadata, Options, PackState, Quota, QuotaLimits, Store};
 use pfr_testkit::frames::zstd;
 
 const NONE: QuotaLimits = QuotaLimits { bytes: None, objects: None, snapshots: None };
@@ -73,9 +73,12 @@ async fn a_push_beyond_the_quota_stores_nothing_and_room_comes_with_a_collection
     let refused = push(&rig.store, &two, "two").await.unwrap_err();
     let text = refused.to_string();
     assert!(matches!(refused, Error::QuotaExceeded { what: "bytes", used, added, .. } if used == full && added > 10), "{text}");
-    assert!(text.contains(&full.to_string()) && text.contains("delete snapshots") && !refused.code().retryable(), "{text}");
+    assert!(text.contains("has no room for this: it holds ") && text.contains("delete snapshots"), "{text}");
+    assert!(text.contains(&format!("{} of ", pfr_service::units::bytes(full))) && !refused.code().retryable(), "{text}");
     assert_eq!(used(metadata).await, (full, one.pages.len() as u64 + one.documents().len() as u64, 1), "all or nothing");
     assert_eq!(rig.pack_files().await, files, "the bytes of a refused pack are deleted");
+    let packs = metadata.packs(None, 100).await.unwrap();
+    assert!(packs.iter().all(|pack| pack.state == PackState::Live), "and its row: {packs:?}");
     // Exactly full: not even one blob more is taken in, and what is there can still be committed.
     set(metadata, QuotaLimits { bytes: Some(full), ..NONE }).await;
     assert_eq!(code(push(&rig.store, &two, "two").await), ErrorCode::QuotaExceeded);
