@@ -67,6 +67,10 @@ pub(crate) async fn middleware(State(app): State<App>, request: Request, next: N
     let mut observation = Observation::new(id, method, path, route, exempt, lease, permit.clone(), caller);
     let response = if let Some(failure) = refused {
         drop(body);
+        // The browser of a user: the audit log has whose token another site tried to use.
+        if let Some(gate) = app.gate.as_ref().filter(|_| failure.code == ErrorCode::Denied) {
+            gate.identify(&parts).await;
+        }
         failure.into_response()
     } else {
         let answering = next.run(Request::from_parts(parts, body));
