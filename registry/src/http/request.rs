@@ -51,7 +51,7 @@ pub(crate) async fn middleware(State(app): State<App>, request: Request, next: N
     let waits = request.headers().contains_key(header::EXPECT);
     let method = request.method().clone();
     let path = base::path_of(request.uri(), request.extensions()).to_owned();
-    let browser = Browser::of(&request);
+    let browser = Browser::of(&request, app.has_tls);
     let from = address::source(request.extensions(), request.headers(), app.proxies);
 
     let (mut parts, body) = request.into_parts();
