@@ -40,6 +40,8 @@ pub(crate) struct App {
     pub(crate) rates: Arc<Rates>,
     /// Proxies in front, which say where requests come from.
     pub(crate) proxies: usize,
+    /// Whether it speaks https.
+    pub(crate) has_tls: bool,
     pub(crate) redirects: Option<Arc<Redirects>>,
     pub(crate) metrics: PrometheusHandle,
     pub(crate) openapi: axum::body::Bytes,
@@ -78,6 +80,7 @@ impl App {
             gate,
             audit: Audit::new(&openapi, config),
             proxies: config.proxies,
+            has_tls: config.has_tls(),
             open_metrics: config.open_metrics,
             domains: Domains::new(domains, limits, config),
             redirects: redirects.map(Arc::new),

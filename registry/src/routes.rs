@@ -136,6 +136,8 @@ macro_rules! pages {
 fn pages() -> Vec<Page> {
     pages![
         "GET" get "/" overview,
+        "GET" get "/ui" start,
+        "GET" get "/ui/" start,
         "GET" get "/ui/-/repositories" repositories,
         "GET" get "/ui/-/storage" storage,
         "GET" get "/ui/-/tasks" tasks,

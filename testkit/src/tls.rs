@@ -5,6 +5,7 @@ use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType, IsCa, KeyPair, KeyUsagePurpose, date_time_ymd,
 };
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// An authority that signs certificates.
 pub struct Authority(CertifiedIssuer<'static, KeyPair>);
@@ -61,6 +62,14 @@ impl Authority {
     pub fn early(&self, names: &[&str]) -> Certified {
         let mut params = params(names);
         params.not_before = date_time_ymd(4000, 1, 1);
+        self.sign(params)
+    }
+
+    /// A certificate that is valid from this time on, in seconds since 1970.
+    #[must_use]
+    pub fn valid_from(&self, names: &[&str], seconds: u64) -> Certified {
+        let mut params = params(names);
+        params.not_before = date_time_ymd(1970, 1, 1) + Duration::from_secs(seconds);
         self.sign(params)
     }
 

@@ -353,7 +353,7 @@ mod tests {
         let document = Failure::of_code(ErrorCode::RepositoryUnknown, "no \x1b such").at(&flags).document().to_string();
         let value: serde_json::Value = serde_json::from_str(&document).unwrap();
         let hint = "`pf ls --registry http://r:1` lists the repositories there are";
-        let expected = serde_json::json!({"code": "repository_unknown", "message": "no \u{fffd} such", "hint": hint, "exit_code": 5});
+        let expected = serde_json::json!({"code": "repository_unknown", "message": "no \\u{1b} such", "hint": hint, "exit_code": 5});
         assert_eq!(value, expected);
     }
 

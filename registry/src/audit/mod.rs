@@ -35,10 +35,11 @@ use parking_lot::Mutex;
 use pfr_schema::api::{AuditOutcome, AuditRecord};
 use pfr_schema::{Digest, DomainName, ErrorCode, RepositoryName, Tag};
 use pfr_service::problem;
-use pfr_store::{AuditEntry, Budget, Error, Freeing, Store};
+use pfr_store::{AuditEntry, Budget, Error, Freeing};
 use repeats::{Pending, Repeats};
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
@@ -85,9 +86,20 @@ impl Audit {
 
     /// Writes the record of a refusal or a failure. If that fails, it is missed.
     async fn write(&self, domains: &Domains, pending: Pending) {
-        let Pending { domain, entry } = pending;
+        let Pending { domain, mut entry } = pending;
         let operation = entry.record.operation.clone();
-        let adding = async { log_of(domains, &domain).await.metadata().add_audit_record(entry).await };
+        let adding = async {
+            let log = match domains.get(&domain).await {
+                Ok(domain) => domain.store.clone(),
+                // The log of the default domain has it for the operators of the registry: those of
+                // that one domain must not learn from it what there is, or is not, in another.
+                Err(_) => {
+                    entry.of_registry = true;
+                    domains.default_domain().store.clone()
+                }
+            };
+            log.metadata().add_audit_record(entry).await
+        };
         let added = tokio::time::timeout(PATIENCE, adding).await;
         let reason = match added {
             Ok(Ok(())) => return self.written.notify_one(),
@@ -136,15 +148,6 @@ impl Auditing {
     }
 }
 
-/// The store with the log of a domain. What is about no domain that there is concerns the registry,
-/// whose log is that of the default domain.
-async fn log_of(domains: &Domains, domain: &DomainName) -> Store {
-    match domains.get(domain).await {
-        Ok(domain) => domain.store.clone(),
-        Err(_) => domains.default_domain().store.clone(),
-    }
-}
-
 /// Most characters of a subject.
 const SUBJECT: usize = 64;
 /// Segments of paths that name a subject.
@@ -174,6 +177,8 @@ struct Inner {
     caller: KnownCaller,
     /// None until the caller is known.
     about: Mutex<Option<About>>,
+    /// Whether its access has been asked for.
+    is_counted: AtomicBool,
 }
 
 impl Trail {
@@ -187,8 +192,8 @@ impl Trail {
         caller: KnownCaller,
     ) -> Self {
         let operation = audit.operations.find(method.as_str(), route);
-        let (audit, request_id, about) = (Arc::clone(audit), request_id.to_owned(), Mutex::default());
-        Self(Arc::new(Inner { audit, operation, request_id, from, caller, about }))
+        let (audit, request_id, about, is_counted) = (Arc::clone(audit), request_id.to_owned(), Mutex::default(), AtomicBool::default());
+        Self(Arc::new(Inner { audit, operation, request_id, from, caller, about, is_counted }))
     }
 
     /// The trail of a request.
@@ -202,6 +207,19 @@ impl Trail {
     /// The source address of the request.
     pub(crate) fn source(&self) -> Option<IpAddr> {
         self.0.from
+    }
+
+    /// Whether the access of this request is asked for the first time. A layer in front of a
+    /// handler may ask before the handler does: that is one request all the same.
+    pub(crate) fn is_first(&self) -> bool {
+        !self.0.is_counted.swap(true, Ordering::Relaxed)
+    }
+
+    /// Notes which snapshot the request of a known caller is about, where its path does not say.
+    pub(crate) fn is_about(&self, snapshot: Digest) {
+        if let Some(about) = self.0.about.lock().as_mut() {
+            about.digest = Some(snapshot);
+        }
     }
 
     /// Notes what the request of a known caller is about.
@@ -283,8 +301,8 @@ impl Trail {
         AuditEntry { record, status_if_there: None, of_registry }
     }
 
-    /// The request is answered: records a refusal for lack of permission, and a change or work that
-    /// failed.
+    /// The request is answered: records a refusal for lack of permission, a change or work that
+    /// failed or came too early for a limit, and an upload beyond a quota.
     pub(crate) async fn close(&self, domains: &Domains, ending: Ending) {
         let inner = &*self.0;
         let Some(operation) = &inner.operation else { return };
@@ -295,11 +313,14 @@ impl Trail {
             }
             return;
         }
-        let is_refusal = is_hidden || matches!(code, ErrorCode::Unauthorized | ErrorCode::Denied);
+        let (is_known, is_limited) = (inner.about.lock().is_some(), code == ErrorCode::RateLimited);
+        let changes = matches!(operation.when, When::InTransaction | When::Before);
+        // A limit refuses changes. It also hides the refusals of a caller without a valid token
+        // that is refused too often: these are refusals for lack of permission.
+        let is_refusal = is_hidden || matches!(code, ErrorCode::Unauthorized | ErrorCode::Denied) || (is_limited && (changes || !is_known));
         // A request that was turned away before anything was tried is no failed change.
-        let was_tried = inner.about.lock().is_some() && !TURNED_AWAY.contains(&code);
-        let changes = matches!(operation.when, When::InTransaction | When::Before) && was_tried;
-        if operation.when == When::Never || !(is_refusal || changes) {
+        let has_failed = is_known && ((changes && !TURNED_AWAY.contains(&code)) || code == ErrorCode::QuotaExceeded);
+        if operation.when == When::Never || !(is_refusal || has_failed) {
             return;
         }
         let outcome = if is_refusal { AuditOutcome::Refused } else { AuditOutcome::Failed };
@@ -309,8 +330,20 @@ impl Trail {
         let is_strange = code == ErrorCode::Unauthorized || code == ErrorCode::DomainUnknown;
         entry.of_registry |= is_strange || entry.record.domain.is_none();
         let domain = entry.record.domain.clone().filter(|_| !entry.of_registry).unwrap_or_default();
-        for pending in inner.audit.repeats.take(Pending { domain, entry }) {
-            inner.audit.write(domains, pending).await;
+        let due = inner.audit.repeats.take(Pending { domain, entry });
+        if due.is_empty() {
+            return;
+        }
+        // In a task of its own: a client that leaves without reading its answer must not take its
+        // record with it.
+        let (audit, domains) = (Arc::clone(&inner.audit), domains.clone());
+        let writing = tokio::spawn(async move {
+            for pending in due {
+                audit.write(&domains, pending).await;
+            }
+        });
+        if let Err(error) = writing.await {
+            tracing::error!(%error, "writing a record of the audit log failed");
         }
     }
 }

@@ -1,6 +1,9 @@
 //! Refusals and failures that repeat themselves: the first is a record at once, and those like it
 //! in the next minute are one more, with their number. So a caller that is refused a thousand times
 //! a second can neither fill the log nor wash other records out of it.
+//!
+//! Nor can one that is refused for another name each time: from a number of different records in a
+//! minute on, its records are without names, and so like each other.
 
 use crate::http::address::network;
 use lru::LruCache;
@@ -18,6 +21,9 @@ const WINDOW: Duration = Duration::from_secs(60);
 /// Different records that are remembered; of more, the latest. The number of one that is forgotten
 /// is written.
 const REMEMBERED: NonZeroUsize = NonZeroUsize::new(4096).expect("not zero");
+/// Different records of one caller in this time that say what they are about. All callers without a
+/// valid token are one here: addresses may be many.
+const NAMED: u32 = 60;
 
 /// A record that is to be written, and in the log of which domain.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,17 +32,30 @@ pub(super) struct Pending {
     pub(super) entry: AuditEntry,
 }
 
+impl Pending {
+    /// The same without what a caller may choose freely. It stays in the log of its domain if the
+    /// caller's token is for that one only; otherwise it is about the registry.
+    fn nameless(self) -> Self {
+        let AuditEntry { record, status_if_there, of_registry } = self.entry;
+        let own = record.token_domain.clone().filter(|own| !of_registry && record.domain.as_ref() == Some(own));
+        let (domain, of_registry) = (own.clone().unwrap_or_default(), own.is_none());
+        let record =
+            AuditRecord { from: None, domain: own, repository: None, tag: None, tags: None, digest: None, subject: None, ..record };
+        Self { domain, entry: AuditEntry { record, status_if_there, of_registry } }
+    }
+}
+
 /// What makes two records equal: everything but the request's own id, and of an address without a
 /// token only the network.
 type Key = (DomainName, AuditRecord);
 
-fn key(domain: DomainName, record: &AuditRecord) -> Key {
-    let mut record = AuditRecord { request_id: None, ..record.clone() };
+fn key_of(pending: &Pending) -> Key {
+    let mut record = AuditRecord { request_id: None, ..pending.entry.record.clone() };
     if record.token.is_none() {
         let address = record.from.as_deref().and_then(|from| from.parse::<IpAddr>().ok());
         record.from = address.map(|address| network(address).to_string());
     }
-    (domain, record)
+    (pending.domain.clone(), record)
 }
 
 struct Repeat {
@@ -47,29 +66,46 @@ struct Repeat {
     latest: AuditEntry,
 }
 
+/// How many different records a caller has had.
+struct Recent {
+    since: Instant,
+    records: u32,
+}
+
 /// Records that were written a moment ago.
-pub(super) struct Repeats(Mutex<LruCache<Key, Repeat>>);
+pub(super) struct Repeats(Mutex<State>);
+
+struct State {
+    known: LruCache<Key, Repeat>,
+    /// By the id of the token.
+    callers: LruCache<Option<String>, Recent>,
+}
 
 impl Default for Repeats {
     fn default() -> Self {
-        Self(Mutex::new(LruCache::new(REMEMBERED)))
+        Self(Mutex::new(State { known: LruCache::new(REMEMBERED), callers: LruCache::new(REMEMBERED) }))
     }
 }
 
 impl Repeats {
     /// Takes a record in. Returns what is to be written now.
-    pub(super) fn take(&self, pending: Pending) -> Vec<Pending> {
-        let Pending { domain, entry } = pending;
-        let key = key(domain, &entry.record);
+    pub(super) fn take(&self, mut pending: Pending) -> Vec<Pending> {
         let now = Instant::now();
-        let mut known = self.0.lock();
+        let mut state = self.0.lock();
+        let State { known, callers } = &mut *state;
+        let mut key = key_of(&pending);
+        if !known.contains(&key) && !may_name(callers, &pending.entry.record.token, now) {
+            pending = pending.nameless();
+            key = key_of(&pending);
+        }
         if let Some(repeat) = known.get_mut(&key) {
             repeat.more += 1;
-            repeat.latest = entry;
+            repeat.latest = pending.entry;
             return if now.duration_since(repeat.since) < WINDOW { Vec::new() } else { repeat.write(&key.0, now).into_iter().collect() };
         }
-        let mut write = vec![Pending { domain: key.0.clone(), entry: entry.clone() }];
-        let forgotten = known.push(key, Repeat { since: now, more: 0, latest: entry });
+        let latest = pending.entry.clone();
+        let mut write = vec![pending];
+        let forgotten = known.push(key, Repeat { since: now, more: 0, latest });
         write.extend(forgotten.and_then(|((domain, _), mut repeat)| repeat.write(&domain, now)));
         write
     }
@@ -77,11 +113,21 @@ impl Repeats {
     /// What was counted for a minute, or everything that was counted. Forgets what is over.
     pub(super) fn due(&self, everything: bool) -> Vec<Pending> {
         let now = Instant::now();
-        let mut known = self.0.lock();
+        let known = &mut self.0.lock().known;
         let is_over = |repeat: &Repeat| everything || now.duration_since(repeat.since) >= WINDOW;
         let over: Vec<Key> = known.iter().filter(|(_, repeat)| is_over(repeat)).map(|(key, _)| key.clone()).collect();
         over.into_iter().filter_map(|key| known.pop(&key)?.write(&key.0, now)).collect()
     }
+}
+
+/// Counts one more record of a caller; whether it may say what it is about.
+fn may_name(callers: &mut LruCache<Option<String>, Recent>, token: &Option<String>, now: Instant) -> bool {
+    let recent = callers.get_or_insert_mut(token.clone(), || Recent { since: now, records: 0 });
+    if now.duration_since(recent.since) >= WINDOW {
+        *recent = Recent { since: now, records: 0 };
+    }
+    recent.records = recent.records.saturating_add(1);
+    recent.records <= NAMED
 }
 
 impl Repeat {
@@ -100,9 +146,15 @@ mod tests {
     use super::*;
 
     fn refused(repository: &str, id: u64) -> Pending {
+        refused_as(None, repository, id)
+    }
+
+    fn refused_as(token: Option<&str>, repository: &str, id: u64) -> Pending {
         let record = AuditRecord {
             operation: "put_tag".into(),
             code: Some("denied".into()),
+            token: token.map(str::to_owned),
+            domain: Some(DomainName::default()),
             repository: Some(repository.parse().unwrap()),
             request_id: Some(id.to_string()),
             ..AuditRecord::default()
@@ -112,7 +164,8 @@ mod tests {
 
     /// Repositories and numbers of what is to be written.
     fn said(pending: Vec<Pending>) -> Vec<(String, Option<u64>)> {
-        pending.into_iter().map(|p| (p.entry.record.repository.unwrap().to_string(), p.entry.record.times)).collect()
+        let repository = |record: &AuditRecord| record.repository.as_ref().map(ToString::to_string).unwrap_or_default();
+        pending.into_iter().map(|p| (repository(&p.entry.record), p.entry.record.times)).collect()
     }
 
     #[tokio::test(start_paused = true)]
@@ -143,9 +196,45 @@ mod tests {
         repeats.take(refused("first", 2));
         let mut written = Vec::new();
         for n in 0..REMEMBERED.get() {
-            written.extend(said(repeats.take(refused(&format!("r{n}"), 0))));
+            // Each is another caller's.
+            let name = format!("r{n}");
+            written.extend(said(repeats.take(refused_as(Some(&name), &name, 0))));
         }
         assert!(written.contains(&("first".to_owned(), Some(2))), "what was counted is written when it is forgotten");
-        assert_eq!(repeats.0.lock().len(), REMEMBERED.get());
+        assert_eq!(repeats.0.lock().known.len(), REMEMBERED.get());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_caller_that_makes_names_up_fills_nothing_and_hides_no_other() {
+        let (repeats, named) = (Repeats::default(), NAMED as usize);
+        let ask = |token: Option<&str>| -> Vec<(String, Option<u64>)> {
+            (0..1000).flat_map(|n| said(repeats.take(refused_as(token, &format!("made-up-{n}"), n)))).collect()
+        };
+        for token in [Some("0123456789abcdef"), None] {
+            let written = ask(token);
+            assert_eq!(written.len(), named + 1, "{written:?}");
+            assert_eq!(written[named], (String::new(), None), "from now on without names");
+        }
+        assert_eq!(said(repeats.take(refused_as(Some("another"), "made-up-7", 0))), [("made-up-7".to_owned(), None)]);
+        // What has no name is about the registry: nothing in it says which domain it belongs to.
+        tokio::time::advance(WINDOW).await;
+        let mut counted = repeats.due(false);
+        counted.retain(|pending| pending.entry.record.times.is_some());
+        assert!(counted.iter().all(|pending| pending.entry.of_registry && pending.entry.record.domain.is_none()), "{counted:?}");
+        assert_eq!(said(counted), vec![(String::new(), Some(1000 - NAMED as u64 - 1)); 2]);
+        assert_eq!(ask(None).len(), named + 1, "another minute");
+    }
+
+    #[test]
+    fn what_a_token_of_one_domain_was_refused_stays_in_the_log_of_that_domain() {
+        let acme: DomainName = "acme".parse().unwrap();
+        let mut pending = Pending { domain: acme.clone(), ..refused_as(Some("x"), "secret", 0) };
+        (pending.entry.record.token_domain, pending.entry.record.domain) = (Some(acme.clone()), Some(acme.clone()));
+        let own = pending.clone().nameless();
+        assert_eq!((own.domain, own.entry.of_registry, own.entry.record.repository), (acme, false, None));
+        // Another domain is none of its business.
+        pending.entry.record.domain = Some(DomainName::default());
+        let other = pending.nameless();
+        assert_eq!((other.domain, other.entry.of_registry, other.entry.record.domain), (DomainName::default(), true, None));
     }
 }

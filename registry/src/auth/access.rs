@@ -43,20 +43,35 @@ impl<A: Permission, S: Scope> FromRequestParts<App> for Access<A, S> {
             Some(gate) if action.is_some() => gate.caller(parts).await?,
             _ => Caller::Anyone,
         };
-        let name = base::domain_of(parts)?;
-        let to = S::of(parts).await?;
+        let is_first = trail.is_first();
+        let is_limited = S::IS_LIMITED && action.is_some() && is_first;
+        let named = match base::domain_of(parts) {
+            Ok(name) => S::of(parts).await.map(|to| (name, to)),
+            Err(malformed) => Err(malformed),
+        };
+        if is_limited && named.is_err() {
+            // A flood of malformed names is one, too.
+            app.rates.admit(&caller, trail.source(), None, None)?;
+        }
+        let (name, to) = named?;
         let decided = action.map_or(Ok(()), |action| caller.decide(action, &name, to.target()));
         let path = parts.uri.path();
         tracing::trace!(action = name_of(action), domain = %name, path, is_permitted = decided.is_ok(), "access decided");
         trail.about(parts, &name, to.target()).await;
-        if S::IS_LIMITED && action.is_some() {
+        if is_limited {
             let domain = decided.is_ok().then_some(&name);
             app.rates.admit(&caller, trail.source(), domain, parts.extensions.get::<Throttled>())?;
         }
         decided?;
-        // Only now: a caller that may not use a domain does not learn whether there is one.
-        let domain = app.domains.get(&name).await?;
-        trail.begin(&domain).await?;
+        // Only now: a caller that may not use a domain does not learn whether there is one. Nor
+        // does any caller by what is open to all, which is the same in every domain.
+        let domain = match A::ACTION {
+            Some(_) => app.domains.get(&name).await?,
+            None => Arc::clone(app.domains.default_domain()),
+        };
+        if is_first {
+            trail.begin(&domain).await?;
+        }
         Ok(Self { to, domain, caller, trail, action: PhantomData })
     }
 }

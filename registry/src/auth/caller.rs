@@ -6,6 +6,7 @@
 //! The digest of such a blob can be learned only from a node that lists it, or from the blob
 //! itself.
 
+use crate::audit::Trail;
 use crate::domains::Domain;
 use crate::jwt::Subject;
 use crate::problem::ApiError;
@@ -197,14 +198,17 @@ impl Caller {
         Ok(missing)
     }
 
-    /// Refuses to download a snapshot that the caller does not see.
+    /// Refuses to download a snapshot that the caller does not see, and notes which one.
     ///
     /// # Errors
     /// `blob_unknown`, as for one that is not stored.
-    pub(crate) async fn must_see(&self, domain: &Domain, digests: &[Digest]) -> Result<(), ApiError> {
+    pub(crate) async fn must_see(&self, domain: &Domain, digests: &[Digest], trail: &Trail) -> Result<(), ApiError> {
         let hidden = self.hidden(domain, || digests.to_vec()).await?;
         match digests.iter().find(|digest| hidden.contains(digest)) {
-            Some(digest) => Err(ApiError::from(Error::BlobUnknown { digest: *digest, kind: Kind::Blob }).hidden()),
+            Some(digest) => {
+                trail.is_about(*digest);
+                Err(ApiError::from(Error::BlobUnknown { digest: *digest, kind: Kind::Blob }).hidden())
+            }
             None => Ok(()),
         }
     }

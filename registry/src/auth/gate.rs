@@ -34,14 +34,48 @@ struct Known {
     row: Option<Arc<AccessTokenRow>>,
 }
 
+/// What the database said about tokens, by the hash of the complete token.
+struct Tokens {
+    known: LruCache<Digest, Known>,
+    /// How many were revoked by this process.
+    revoked: u64,
+}
+
+impl Tokens {
+    fn new() -> Self {
+        Self { known: LruCache::new(TOKENS), revoked: 0 }
+    }
+
+    /// What is known of a token, and whether that is still believed.
+    fn get(&mut self, hash: &Digest) -> Option<(bool, Option<Arc<AccessTokenRow>>)> {
+        self.known.get(hash).map(|known| (known.asked.elapsed() < FRESH, known.row.clone()))
+    }
+
+    /// Keeps an answer of the database that was asked for when so many had been revoked. One that
+    /// is older than a revocation is not kept: it may be about the revoked token.
+    fn keep(&mut self, hash: Digest, known: Known, revoked: u64) {
+        if self.revoked == revoked {
+            self.known.put(hash, known);
+        }
+    }
+
+    fn forget(&mut self, id: &AccessTokenId) {
+        self.revoked += 1;
+        let of_token = |row: &Option<Arc<AccessTokenRow>>| row.as_ref().is_some_and(|row| row.id == *id);
+        let hashes: Vec<Digest> = self.known.iter().filter(|(_, known)| of_token(&known.row)).map(|(hash, _)| *hash).collect();
+        for hash in hashes {
+            self.known.pop(&hash);
+        }
+    }
+}
+
 /// The check of tokens.
 pub(crate) struct Gate {
     tokens: AccessTokens,
     clock: Clock,
     /// Callers without a valid token are counted here.
     rates: Arc<Rates>,
-    /// By the hash of the complete token.
-    known: Mutex<LruCache<Digest, Known>>,
+    known: Mutex<Tokens>,
     /// Places for questions about unknown tokens.
     questions: Semaphore,
     /// Those whose tokens are accepted besides our own.
@@ -50,7 +84,7 @@ pub(crate) struct Gate {
 
 impl Gate {
     pub(crate) fn new(tokens: AccessTokens, clock: Clock, issuers: Option<Arc<Issuers>>, rates: Arc<Rates>) -> Self {
-        Self { tokens, clock, rates, known: Mutex::new(LruCache::new(TOKENS)), questions: Semaphore::new(QUESTIONS), issuers }
+        Self { tokens, clock, rates, known: Mutex::new(Tokens::new()), questions: Semaphore::new(QUESTIONS), issuers }
     }
 
     /// The caller of a request.
@@ -88,7 +122,7 @@ impl Gate {
             _ => return Err(refused()),
         };
         let hash = token.hash();
-        let known = self.known.lock().get(&hash).map(|known| (known.asked.elapsed() < FRESH, known.row.clone()));
+        let known = self.known.lock().get(&hash);
         let row = match known {
             Some((true, row)) => row,
             before => {
@@ -96,9 +130,9 @@ impl Gate {
                 // valid token waits for its turn: it may come from the same address.
                 let is_known = matches!(before, Some((_, Some(_))));
                 let _turn = if is_known { None } else { self.questions.acquire().await.ok() };
-                let asked = Instant::now();
+                let (asked, revoked) = (Instant::now(), self.known.lock().revoked);
                 let row = self.tokens.find(&token).await?.map(Arc::new);
-                self.known.lock().put(hash, Known { asked, row: row.clone() });
+                self.known.lock().keep(hash, Known { asked, row: row.clone() }, revoked);
                 if let Some(row) = row.clone().filter(|row| row.is_valid(self.clock.now())) {
                     self.note_use(row);
                 }
@@ -109,14 +143,15 @@ impl Gate {
         Ok(known_as(Caller::Holder(row)))
     }
 
+    /// Notes whose token a request carries that is refused in any case. One without a valid token
+    /// has nothing to note.
+    pub(crate) async fn identify(&self, parts: &Parts) {
+        drop(self.caller(parts).await);
+    }
+
     /// A token was revoked by this process: here it is refused at once.
     pub(crate) fn forget(&self, id: &AccessTokenId) {
-        let mut known = self.known.lock();
-        let of_token = |row: &Option<Arc<AccessTokenRow>>| row.as_ref().is_some_and(|row| row.id == *id);
-        let hashes: Vec<Digest> = known.iter().filter(|(_, known)| of_token(&known.row)).map(|(hash, _)| *hash).collect();
-        for hash in hashes {
-            known.pop(&hash);
-        }
+        self.known.lock().forget(id);
     }
 
     /// Notes the use beside the request, which must not wait for it, nor fail with it.
@@ -127,5 +162,43 @@ impl Gate {
                 tracing::debug!(%error, token = %row.id, "noting the use of a token failed");
             }
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pfr_schema::AccessToken;
+
+    #[test]
+    fn an_answer_from_before_a_revocation_is_not_believed_after_it() {
+        let (token, other) = (AccessToken::new([1; 8], [2; 32]), AccessToken::new([3; 8], [4; 32]));
+        let mut tokens = Tokens::new();
+        let known = |token: &AccessToken| {
+            let (id, hash) = (token.id(), token.hash());
+            let row = AccessTokenRow {
+                id,
+                hash,
+                label: String::new(),
+                domain: None,
+                scopes: Vec::new(),
+                created_at: 0,
+                expires_at: None,
+                used_at: None,
+                revoked_at: None,
+            };
+            Known { asked: Instant::now(), row: Some(Arc::new(row)) }
+        };
+        tokens.keep(token.hash(), known(&token), tokens.revoked);
+        tokens.keep(other.hash(), known(&other), tokens.revoked);
+        assert!(tokens.get(&token.hash()).is_some_and(|(is_fresh, row)| is_fresh && row.is_some()));
+        // The database is asked, the token is revoked, the answer arrives.
+        let before = tokens.revoked;
+        tokens.forget(&token.id());
+        tokens.keep(token.hash(), known(&token), before);
+        assert!(tokens.get(&token.hash()).is_none());
+        assert!(tokens.get(&other.hash()).is_some());
+        tokens.keep(token.hash(), Known { asked: Instant::now(), row: None }, tokens.revoked);
+        assert!(tokens.get(&token.hash()).is_some_and(|(_, row)| row.is_none()));
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::{Config, Error, storage};
 use clap::Args;
+use pfr_client::text::printable;
 use pfr_schema::DomainName;
 use pfr_store::{Domains, Store};
 use serde::Serialize;
@@ -79,9 +80,9 @@ fn runtime() -> Result<tokio::runtime::Runtime, Error> {
     tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(Error::Runtime)
 }
 
-/// Prints a report: as JSON, or as text.
+/// Prints a report: as JSON, or as text, in which labels of users hide nothing.
 pub(super) fn print<T: Serialize>(report: &T, json: bool, text: impl FnOnce(&T) -> String) {
-    let text = if json { json_line(report) } else { text(report) };
+    let text = if json { json_line(report) } else { printable(&text(report)) };
     let mut stdout = std::io::stdout().lock();
     // A closed standard output does not make the command fail.
     let _ = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());

@@ -18,10 +18,12 @@ pub(crate) fn source(extensions: &Extensions, headers: &HeaderMap, proxies: usiz
     if proxies == 0 {
         return peer;
     }
-    let values = headers.get_all(FORWARDED_FOR).iter().filter_map(|value| value.to_str().ok());
-    let said: Vec<&str> = values.flat_map(|value| value.split(',')).map(str::trim).collect();
+    // A proxy may add to the line that the client sent: what is no text there must not hide what is
+    // behind it.
+    let values = headers.get_all(FORWARDED_FOR).iter().flat_map(|value| value.as_bytes().split(|byte| *byte == b','));
+    let said: Vec<&[u8]> = values.collect();
     let nearest = said.get(said.len().saturating_sub(proxies));
-    nearest.and_then(|text| parse(text)).or(peer)
+    nearest.and_then(|text| parse(std::str::from_utf8(text).ok()?.trim())).or(peer)
 }
 
 /// An address, with or without a port.
@@ -69,6 +71,11 @@ mod tests {
             assert_eq!(found(&[none], 1), own, "{none:?}");
         }
         assert_eq!(found(&[], 1), own);
+        // A client that would rather be its proxy.
+        let (mut extensions, mut headers) = (Extensions::new(), HeaderMap::new());
+        extensions.insert(Peer([10, 0, 0, 1].into()));
+        headers.append(FORWARDED_FOR, axum::http::HeaderValue::from_bytes(b"\xff\xfe, 1.2.3.4").unwrap());
+        assert_eq!(source(&extensions, &headers, 1), Some([1, 2, 3, 4].into()));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The base path of a domain: `/domains/NAME` before `/v1/…`, and before the pages at `/` and
+//! The base path of a domain: `/domains/NAME` before `/v1/…`, and before the pages at `/`, `/ui` and
 //! `/ui/…`.
 //!
 //! It is taken off before the router sees the path, so every route of the API and every page is
@@ -37,7 +37,7 @@ fn split(uri: &Uri) -> Option<(&str, PathAndQuery)> {
     let path = uri.path().strip_prefix('/')?.strip_prefix(DomainName::FOLDER)?.strip_prefix('/')?;
     let end = path.find('/')?;
     let rest = &path[end..];
-    if rest != "/" && !["/v1/", "/ui/"].iter().any(|prefix| rest.starts_with(prefix)) {
+    if !["/", "/ui"].contains(&rest) && !["/v1/", "/ui/"].iter().any(|prefix| rest.starts_with(prefix)) {
         return None;
     }
     let rest = uri.query().map_or_else(|| rest.to_owned(), |query| format!("{rest}?{query}"));
@@ -91,7 +91,7 @@ mod tests {
         let whole = taken("http://h:1/domains/acme/v1/repositories/a%2Fb/tags");
         assert_eq!((whole.0.as_str(), whole.1), ("http://h:1/v1/repositories/a%2Fb/tags", Ok(acme)));
         assert_eq!(taken("/domains/default/v1/gc").1, Ok(DomainName::default()));
-        for page in ["/", "/ui/-/storage", "/ui/a%2Fb/t?page=2"] {
+        for page in ["/", "/ui", "/ui/", "/ui/-/storage", "/ui/a%2Fb/t?page=2"] {
             let taken = taken(&format!("/domains/acme{page}"));
             assert_eq!((taken.0.as_str(), taken.1.unwrap().as_str()), (page, "acme"));
         }
@@ -100,7 +100,7 @@ mod tests {
             "/domains",
             "/domains/",
             "/domains/acme",
-            "/domains/acme/ui",
+            "/domains/acme/uix",
             "/domains/acme/livez",
             "/domains/acme/v1",
             "/domains/v1/gc",

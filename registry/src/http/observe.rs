@@ -13,7 +13,7 @@ use hyper::body::{Frame, SizeHint};
 use pfr_schema::ErrorCode;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 use std::time::Instant;
 
 /// A request in flight.
@@ -144,7 +144,12 @@ impl HttpBody for Observed {
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         let this = &mut *self;
-        ready!(this.flow.poll_ready(cx));
+        // Its client counts as one that is waited for: it must not keep its connection from others.
+        if this.flow.poll_ready(cx).is_pending() {
+            this.observation.permit.set(Activity::Waiting);
+            return Poll::Pending;
+        }
+        this.observation.permit.set(Activity::Working);
         let polled = Pin::new(&mut this.body).poll_frame(cx);
         match &polled {
             Poll::Ready(Some(Ok(frame))) => {

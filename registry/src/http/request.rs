@@ -51,7 +51,7 @@ pub(crate) async fn middleware(State(app): State<App>, request: Request, next: N
     let waits = request.headers().contains_key(header::EXPECT);
     let method = request.method().clone();
     let path = base::path_of(request.uri(), request.extensions()).to_owned();
-    let browser = Browser::of(&request);
+    let browser = Browser::of(&request, app.has_tls);
     let from = address::source(request.extensions(), request.headers(), app.proxies);
 
     let (mut parts, body) = request.into_parts();
@@ -67,6 +67,10 @@ pub(crate) async fn middleware(State(app): State<App>, request: Request, next: N
     let mut observation = Observation::new(id, method, path, route, exempt, lease, permit.clone(), caller);
     let response = if let Some(failure) = refused {
         drop(body);
+        // The browser of a user: the audit log has whose token another site tried to use.
+        if let Some(gate) = app.gate.as_ref().filter(|_| failure.code == ErrorCode::Denied) {
+            gate.identify(&parts).await;
+        }
         failure.into_response()
     } else {
         let answering = next.run(Request::from_parts(parts, body));

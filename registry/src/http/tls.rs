@@ -16,6 +16,7 @@ use rustls::{CertificateError, InconsistentKeys, RootCertStore, ServerConfig};
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio_rustls::TlsAcceptor;
 
@@ -54,13 +55,21 @@ pub enum TlsError {
         /// The file with the key.
         key: PathBuf,
     },
-    /// It has expired, or is not valid yet.
+    /// It has expired.
     #[error("the certificate in {} {times}", certificate.display())]
     Untimely {
         /// The file with the certificate.
         certificate: PathBuf,
-        /// `expired on …`, or `is not valid before …`.
+        /// `expired on …`.
         times: String,
+    },
+    /// It is not valid yet.
+    #[error("the certificate in {} is not valid before {begins}", certificate.display())]
+    Early {
+        /// The file with the certificate.
+        certificate: PathBuf,
+        /// When it will be.
+        begins: String,
     },
     /// rustls does not accept them.
     #[error("the certificate in {} and the key in {} cannot be used: {source}", certificate.display(), key.display())]
@@ -84,6 +93,8 @@ pub(crate) struct Tls {
     key: PathBuf,
     acceptor: RwLock<TlsAcceptor>,
     watched: Mutex<Watched>,
+    /// The files have a pair that will be valid later: it is looked at again until then.
+    has_early: AtomicBool,
 }
 
 impl Tls {
@@ -103,7 +114,7 @@ impl Tls {
             tracing::error!(%error, "clients will refuse the certificate: renew it");
         }
         let acceptor = RwLock::new(pair.in_force(&certificate));
-        Ok(Some(Self { certificate, key, acceptor, watched }))
+        Ok(Some(Self { certificate, key, acceptor, watched, has_early: AtomicBool::default() }))
     }
 
     /// For a new connection.
@@ -114,12 +125,17 @@ impl Tls {
 
 impl Reload for Tls {
     fn reload(&self, at_once: bool) {
-        if !self.watched.lock().is_due(at_once) {
+        let has_changed = self.watched.lock().is_due(at_once);
+        if !has_changed && !self.has_early.load(Ordering::Relaxed) {
             return;
         }
         let pair = read(&self.certificate, &self.key).and_then(|pair| pair.is_timely(&self.certificate).map(|()| pair));
+        // The clock of its authority may be ahead by a few seconds.
+        self.has_early.store(matches!(pair, Err(TlsError::Early { .. })), Ordering::Relaxed);
         match pair {
             Ok(pair) => *self.acceptor.write() = pair.in_force(&self.certificate),
+            // It was said when the files changed, or will be when they have settled.
+            Err(_) if !has_changed => {}
             Err(error) => {
                 metrics::counter!(names::RELOAD_ERRORS, "what" => "certificate").increment(1);
                 tracing::error!(%error, "the new certificate cannot be used; the one before stays in force");
@@ -143,8 +159,10 @@ impl Pair {
         let now = UnixTime::now();
         let times = match times(&self.own, now) {
             None => return Ok(()),
+            Some(CertificateError::NotValidYetContext { not_before, .. }) => {
+                return Err(TlsError::Early { certificate: file.into(), begins: date(not_before.as_secs()) });
+            }
             Some(CertificateError::ExpiredContext { not_after, .. }) => format!("expired on {}", date(not_after.as_secs())),
-            Some(CertificateError::NotValidYetContext { not_before, .. }) => format!("is not valid before {}", date(not_before.as_secs())),
             Some(other) => other.to_string(),
         };
         Err(TlsError::Untimely { certificate: file.into(), times })
@@ -288,6 +306,27 @@ mod tests {
         authority.certificate(&["localhost"]).write(dir.path());
         looks();
         assert_ne!(in_force(), old);
+    }
+
+    #[test]
+    fn a_renewal_that_is_early_by_a_moment_is_taken_when_it_is_valid() {
+        let (authority, dir) = (Authority::new(), tempfile::tempdir().unwrap());
+        let (certificate, key) = authority.certificate(&["localhost"]).write(dir.path());
+        let tls = Tls::of(&config(&certificate, &key)).unwrap().unwrap();
+        let in_force = || Arc::as_ptr(tls.acceptor().config());
+        let old = in_force();
+        authority.valid_from(&["localhost"], UnixTime::now().as_secs() + 3).write(dir.path());
+        (0..3).for_each(|_| tls.reload(false));
+        assert_eq!(in_force(), old, "clients would refuse it");
+        let begun = std::time::Instant::now();
+        while in_force() == old {
+            assert!(begun.elapsed() < Duration::from_secs(60), "it is never taken");
+            std::thread::sleep(Duration::from_millis(50));
+            tls.reload(false);
+        }
+        let new = in_force();
+        tls.reload(false);
+        assert_eq!(in_force(), new, "and not again at each look");
     }
 
     #[test]

@@ -7,7 +7,8 @@ use super::settings::{IssuerSettings, SignatureAlgorithm};
 use jsonwebtoken::dangerous::insecure_decode_claims;
 use jsonwebtoken::errors::ErrorKind;
 use jsonwebtoken::{Algorithm, Validation, decode, decode_header};
-use pfr_schema::{AccessScope, DomainName};
+use pfr_client::text::one_line;
+use pfr_schema::{AccessScope, Digest, DomainName};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -164,9 +165,18 @@ impl<'a> Unverified<'a> {
 fn permitted(issuer: &IssuerSettings, claims: &Map<String, Value>) -> Result<Subject, Refusal> {
     let subject = claims.get("sub").and_then(Value::as_str).ok_or(Refusal::Claims)?;
     let rule = issuer.rules.iter().find(|rule| rule.fits(subject, claims)).ok_or(Refusal::NoRule)?;
-    let shown: String = subject.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).take(SHOWN).collect();
-    let name = format!("{shown} of {}", issuer.issuer);
+    let name = format!("{} of {}", shown(subject), issuer.issuer);
     Ok(Subject { name, domain: rule.domain.clone(), scopes: rule.scopes.clone() })
+}
+
+/// A subject on one line. It is what the audit log and the limits on requests know a caller by, so
+/// two that begin alike differ also where they are too long.
+fn shown(subject: &str) -> String {
+    let text = one_line(subject);
+    match text.char_indices().nth(SHOWN) {
+        Some((end, _)) => format!("{}…{}", &text[..end], Digest::sha256(subject.as_bytes()).short()),
+        None => text,
+    }
 }
 
 impl Refusal {
@@ -244,9 +254,12 @@ mod tests {
     #[test]
     fn a_name_in_the_log_is_one_short_line() {
         let signer = Signer::eddsa("k");
-        let subject = format!("a\nb\u{1b}[1m{}", "x".repeat(1000));
-        let name = check(&signer.token(&claims(ISSUER, "pf", &subject)), &issuer(""), &keys(&[&signer])).unwrap().name;
-        assert!(name.starts_with("a\u{fffd}b\u{fffd}[1mxxx") && name.chars().count() < 250, "{name}");
+        let name = |subject: &str| check(&signer.token(&claims(ISSUER, "pf", subject)), &issuer(""), &keys(&[&signer])).unwrap().name;
+        let subject = format!("a\nb\u{1b}[1m\u{202e}{}", "x".repeat(1000));
+        let long = name(&subject);
+        assert!(long.starts_with("a\\u{a}b\\u{1b}[1m\\u{202e}xxx") && long.chars().count() < 250, "{long}");
+        assert_ne!(name(&format!("{subject}x")), long, "another subject has another name");
+        assert_eq!(name("repo:acme/agents:ref:refs/heads/main"), format!("repo:acme/agents:ref:refs/heads/main of {ISSUER}"));
     }
 
     proptest! {

@@ -1,5 +1,6 @@
 //! Addresses of pages.
 
+use axum::http::{HeaderMap, header};
 use pfr_schema::{Digest, DomainName, RepositoryName};
 use std::fmt::Display;
 
@@ -60,6 +61,16 @@ impl Links {
     }
 }
 
+/// The address of the registry as a browser named it, for commands to copy; none if that is none
+/// which a shell takes as one word.
+pub(super) fn origin(headers: &HeaderMap, has_tls: bool) -> Option<String> {
+    let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+    let scheme = if has_tls || text("x-forwarded-proto") == Some("https") { "https" } else { "http" };
+    let host = text(header::HOST.as_str()).filter(|host| !host.is_empty())?;
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b".-_:[]".contains(&byte);
+    host.bytes().all(is_plain).then(|| format!("{scheme}://{host}"))
+}
+
 /// The next page of a list, from its first page and its cursor.
 pub(super) fn after(list: &str, cursor: &str) -> String {
     format!("{list}?after={}", segment(cursor))
@@ -89,5 +100,23 @@ mod tests {
         let links = Links::of(&DomainName::default());
         assert_eq!((links.overview().as_str(), links.tasks().as_str()), ("/", "/ui/-/tasks"));
         assert_eq!(after(&links.repositories(), "a/b&c d\"é"), "/ui/-/repositories?after=a%2Fb%26c%20d%22%C3%A9");
+    }
+
+    #[test]
+    fn commands_name_the_registry_as_the_browser_did() {
+        let found = |given: &[(&'static str, &str)], has_tls| {
+            let mut headers = HeaderMap::new();
+            for (name, value) in given {
+                headers.append(*name, value.parse().unwrap());
+            }
+            origin(&headers, has_tls)
+        };
+        assert_eq!(found(&[("host", "pf.example:5077")], false).as_deref(), Some("http://pf.example:5077"));
+        assert_eq!(found(&[("host", "pf.example:5077")], true).as_deref(), Some("https://pf.example:5077"));
+        assert_eq!(found(&[("host", "[::1]"), ("x-forwarded-proto", "https")], false).as_deref(), Some("https://[::1]"));
+        for host in ["", "a;reboot", "a b", "$(x)", "a'b"] {
+            assert_eq!(found(&[("host", host)], false), None, "{host}");
+        }
+        assert_eq!(found(&[], false), None);
     }
 }

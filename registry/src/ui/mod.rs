@@ -32,7 +32,7 @@ mod verify;
 mod words;
 
 pub(crate) use files::{icon, style};
-pub(crate) use overview::overview;
+pub(crate) use overview::{overview, start};
 pub(crate) use problem::Browser;
 pub(crate) use repositories::repositories;
 pub(crate) use repository::repository;

@@ -9,7 +9,7 @@ use crate::auth::{Access, Caller, Pull, SomeRepositories};
 use crate::domains::Domain;
 use crate::v1::{Answer, gc};
 use axum::extract::State;
-use axum::response::Response;
+use axum::response::{Redirect, Response};
 use maud::{Markup, html};
 use pfr_schema::api::{DomainInfo, DomainState, GcReport, TaskInfo, Usage};
 use pfr_store::Unfinished;
@@ -44,6 +44,11 @@ impl Work {
             tasks: domain.schedule.list().await?,
         })
     }
+}
+
+/// `/ui`: leads to the first page.
+pub(crate) async fn start(Access { domain, .. }: Access<Pull, SomeRepositories>) -> Redirect {
+    Redirect::to(&Links::of(&domain.name).overview())
 }
 
 /// The page of everything that the caller may see.

@@ -6,6 +6,7 @@ use crate::auth::Caller;
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 use maud::{DOCTYPE, Markup, html};
+use pfr_client::text::printable;
 use pfr_schema::DomainName;
 
 /// Nothing runs in a page, nothing comes from another host, forms go to this registry, and no other
@@ -57,7 +58,9 @@ impl Page<'_> {
             (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
         ];
         let headers = headers.map(|(name, value)| (name, HeaderValue::from_static(value)));
-        (status, headers, self.render().into_string()).into_response()
+        // The one place through which everything goes that a user chose: names, labels, documents.
+        // `maud` has escaped what would be markup; this is what would not be seen.
+        (status, headers, printable(&self.render().into_string())).into_response()
     }
 
     fn render(self) -> Markup {

@@ -1,7 +1,7 @@
 //! A snapshot: what it holds, what it costs, whom it descends from, and the commands that use it.
 
 use super::bars;
-use super::links::Links;
+use super::links::{Links, origin};
 use super::page::{Page, Place};
 use super::repository::{cost, costs_key};
 use super::words::{ago, bytes, count, digest, number, short};
@@ -11,7 +11,7 @@ use crate::domains::Domain;
 use crate::http::path::Path;
 use crate::v1::Answer;
 use axum::extract::State;
-use axum::http::{HeaderMap, header};
+use axum::http::HeaderMap;
 use axum::response::Response;
 use maud::{Markup, html};
 use pfr_schema::api::{SnapshotDetail, SnapshotStats, SnapshotSummary, Stats};
@@ -46,9 +46,11 @@ pub(crate) async fn snapshot(
     let family = Family::of(&domain, &repository, &detail.summary, &stats).await?;
     let checkpoints = checkpoints(&domain, &detail).await;
     let (summary, config) = (&detail.summary, &detail.config);
-    let reference = reference(&headers, &links, &repository, summary);
+    // Of several tags the one that was asked for.
+    let tag = selector.tag().filter(|tag| summary.tags.contains(tag)).or(summary.tags.first());
+    let reference = reference(origin(&headers, app.has_tls), &links, &repository, tag, snapshot);
     let listed = stats.snapshots.iter().find(|one| one.digest == snapshot);
-    let title = summary.tags.first().map_or_else(|| snapshot.short(), ToString::to_string);
+    let title = tag.map_or_else(|| snapshot.short(), ToString::to_string);
     let body = html! {
         p { (digest(snapshot)) }
         (tags(&summary.tags))
@@ -115,17 +117,15 @@ pub(super) fn trail(links: &Links, repository: &RepositoryName) -> Markup {
     }
 }
 
-/// How a command names the snapshot, by a tag if it has one.
-fn reference(headers: &HeaderMap, links: &Links, repository: &RepositoryName, summary: &SnapshotSummary) -> Reference {
-    let selector = match summary.tags.first() {
+/// How a command names the snapshot, by this tag if it has one.
+fn reference(origin: Option<String>, links: &Links, repository: &RepositoryName, tag: Option<&Tag>, snapshot: Digest) -> Reference {
+    let selector = match tag {
         Some(tag) => Selector::Tag { tag: tag.clone(), back: 0 },
-        None => Selector::Digest(summary.digest),
+        None => Selector::Digest(snapshot),
     };
     let reference = Reference { registry: None, repository: repository.clone(), selector: Some(selector) };
-    let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
-    let scheme = if text("x-forwarded-proto") == Some("https") { "https" } else { "http" };
-    let host = text(header::HOST.as_str()).unwrap_or_default();
-    let there = Reference { registry: Some(format!("{scheme}://{host}{}", links.base())), ..reference.clone() };
+    let Some(origin) = origin else { return reference };
+    let there = Reference { registry: Some(format!("{origin}{}", links.base())), ..reference.clone() };
     // The host is what the browser said: only one that a command understands is shown.
     if there.to_string().parse().is_ok_and(|parsed: Reference| parsed == there) { there } else { reference }
 }

@@ -33,7 +33,7 @@ pub(crate) async fn fork(
     let before = changed_before(&domain.store, &repository, once.as_ref()).await?;
     let digest = match before {
         Some(digest) => digest,
-        None => resolve(&domain.store, &repository, &request.snapshot).await?,
+        None => resolve(&domain.store, &repository, &request.snapshot, &trail).await?,
     };
     let (change, tags) = NameChange::fork(digest, &request.prefix, request.count)?;
     if before.is_none() {

@@ -84,7 +84,7 @@ pub(crate) async fn put(Session { domain, push, .. }: Session, request: Request)
     ),
 )]
 pub(crate) async fn get(
-    Access { to: repository, domain, caller, .. }: Access<Pull>,
+    Access { to: repository, domain, caller, trail, .. }: Access<Pull>,
     State(app): State<App>,
     headers: HeaderMap,
     request: JsonBody<api::FramesRequest>,
@@ -93,7 +93,7 @@ pub(crate) async fn get(
     check_count(&app, digests.len())?;
     let exists = must_exist(&domain.store, &repository).await;
     let exists = match exists {
-        Ok(()) => caller.must_see(&domain, digests).await,
+        Ok(()) => caller.must_see(&domain, digests, &trail).await,
         refused => refused,
     };
     if exists.is_ok()

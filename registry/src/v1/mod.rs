@@ -18,6 +18,7 @@ pub(crate) mod tasks;
 pub(crate) mod tokens;
 
 use crate::app::App;
+use crate::audit::Trail;
 use crate::problem::ApiError;
 use pfr_schema::{ErrorCode, RepositoryName, Selector};
 use pfr_store::Store;
@@ -40,9 +41,13 @@ async fn must_exist(store: &Store, repository: &RepositoryName) -> Answer<()> {
     Ok(())
 }
 
-/// The digest of the `snapshot` in a request body.
-async fn resolve(store: &Store, repository: &RepositoryName, snapshot: &str) -> Answer<pfr_schema::Digest> {
+/// The digest of the `snapshot` in a request body. If it says one itself, the audit log has it also
+/// where there is no such snapshot.
+async fn resolve(store: &Store, repository: &RepositoryName, snapshot: &str, trail: &Trail) -> Answer<pfr_schema::Digest> {
     let selector: Selector = snapshot.parse()?;
+    if let Selector::Digest(digest) = &selector {
+        trail.is_about(*digest);
+    }
     Ok(store.resolve(repository, &selector).await?)
 }
 

@@ -91,6 +91,7 @@ pub(crate) async fn commit(
     Path(push): Path<PushId>,
     JsonBody { value: request, .. }: JsonBody<api::CommitRequest>,
 ) -> Answer<(StatusCode, Json<api::Committed>)> {
+    trail.is_about(request.manifest);
     caller.must_have(&domain, &push, request.manifest).await?;
     let store = domain.store.audited(trail.change(201, Some(200)));
     let commit = store.commit_in(&repository, &push, request.manifest, request.tag, request.if_tag_is);

@@ -79,7 +79,7 @@ pub(crate) async fn put(
     let digest = match changed_before(&domain.store, &repository, once.as_ref()).await? {
         Some(digest) => digest,
         None => {
-            let snapshot = resolve(&domain.store, &repository, &request.snapshot).await?;
+            let snapshot = resolve(&domain.store, &repository, &request.snapshot, &trail).await?;
             let change = NameChange::PutTags { snapshot, moves: vec![TagMove { tag: tag.clone(), expected }] };
             let store = domain.store.audited(trail.change(200, None));
             store.change_names(&repository, change, once).await.map_err(record_conflict)?;

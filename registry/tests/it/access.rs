@@ -38,6 +38,8 @@ const TABLE: &[(&str, &str, About)] = &[
     ("GET /metrics", "admin", Registry),
     ("GET /openapi.json", "open", Nothing),
     ("GET /readyz", "open", Nothing),
+    ("GET /ui", "pull", Visible),
+    ("GET /ui/", "pull", Visible),
     ("GET /v1/audit", "admin", Domain),
     ("GET /ui/-/icon.svg", "open", Nothing),
     ("GET /ui/-/repositories", "pull", Visible),
@@ -155,7 +157,8 @@ impl World {
             reads.chain(["/snapshots", "/stats", "/tags"].map(repo)).chain(["", "/diff/base", "/lineage", "/page-manifest"].map(of_tag));
         let reads = reads.chain([tag("base"), given("/v1/gc/{run}", &self.run), given("/v1/domains/{domain}", "acme")]);
         let quota = || given("/v1/domains/{domain}/quota", "acme");
-        let pages = ["/", "/ui/-/icon.svg", "/ui/-/repositories", "/ui/-/storage", "/ui/-/style.css", "/ui/-/tasks"].map(plain);
+        let pages =
+            ["/", "/ui", "/ui/", "/ui/-/icon.svg", "/ui/-/repositories", "/ui/-/storage", "/ui/-/style.css", "/ui/-/tasks"].map(plain);
         let of_page = |rest: &str| (format!("/ui/{{repo}}{}", rest.replace("base", "{ref}")), format!("/ui/{REPO}{rest}"));
         let reads = reads.chain([quota()]).chain(pages).chain(["", "/base"].map(of_page));
         calls.extend(reads.map(|path| Call::new(Method::GET, path, Body::None)));

@@ -13,6 +13,8 @@ use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
+use tokio::io::AsyncWriteExt as _;
+use tokio::net::TcpStream;
 
 const ALL: &str = "*:pull,push,delete,admin";
 
@@ -145,7 +147,8 @@ async fn every_refusal_is_recorded_with_its_reason_and_repeated_ones_are_counted
     ];
     assert_eq!(said, expected);
     assert!(found.iter().all(|record| record.outcome == AuditOutcome::Refused && record.from.as_deref() == Some("127.0.0.1")));
-    let [of_domain, _, denied, hidden, stranger] = &found[..] else { panic!("{found:?}") };
+    let [of_domain, blob, denied, hidden, stranger] = &found[..] else { panic!("{found:?}") };
+    assert_eq!(blob.digest, Some(secret), "which snapshot it tried to download");
     assert_eq!((&of_domain.token, &of_domain.token_domain), (&Some(of_acme.id().to_string()), &Some("acme".parse().unwrap())));
     assert_eq!((denied.tag.as_ref().map(|tag| tag.to_string()), &denied.token), (Some("t".to_owned()), &Some(other.id().to_string())));
     assert_eq!(hidden.repository, Some("secret/a".parse().unwrap()));
@@ -162,6 +165,133 @@ async fn every_refusal_is_recorded_with_its_reason_and_repeated_ones_are_counted
     let registry = Registry::start_again(&dir.path().join("store"), |config| config.require_tokens = true).await;
     let counted = records(&registry, &operator, "?limit=2").await;
     assert!(counted.iter().all(|record| record.times == Some(50)), "a stop writes what was counted: {counted:?}");
+}
+
+/// Also where the path does not name the snapshot, and where nothing but the digest was guessed.
+#[tokio::test]
+async fn an_attempt_on_a_snapshot_names_its_digest() {
+    let (registry, operator) = start().await;
+    let writer = registry.token(&["other/*:pull,push"]).await;
+    let secret = push(&registry, &operator, "secret%2Fa", 1, "t").await;
+    push(&registry, &operator, "other%2Fa", 2, "t").await;
+    let other = "/v1/repositories/other%2Fa";
+    let opened: api::Push = ok(registry.send_as(&writer, registry.request(Method::POST, &format!("{other}/pushes"))).await).await;
+    let post = |path: String, body: Value| registry.send_as(&writer, registry.request(Method::POST, &path).json(&body));
+    refused(post(format!("{other}/pushes/{}/commit", opened.id), json!({"manifest": secret})).await, ErrorCode::BlobUnknown).await;
+    refused(post(format!("{other}/forks"), json!({"snapshot": secret, "count": 1, "prefix": "f"})).await, ErrorCode::SnapshotUnknown).await;
+    let tag = registry.request(Method::PUT, &format!("{other}/tags/u")).json(&json!({"snapshot": secret}));
+    refused(registry.send_as(&writer, tag).await, ErrorCode::SnapshotUnknown).await;
+    let read = registry.request(Method::GET, &format!("/v1/repositories/secret%2Fa/snapshots/{secret}"));
+    refused(registry.send_as(&writer, read).await, ErrorCode::RepositoryUnknown).await;
+    let found = records(&registry, &operator, "?limit=4").await;
+    assert_eq!(operations(&found), ["get_snapshot", "put_tag", "fork", "commit"]);
+    assert!(found.iter().all(|record| record.digest == Some(secret) && record.token.is_some()), "{found:?}");
+    let outcomes = [AuditOutcome::Refused, AuditOutcome::Failed, AuditOutcome::Failed, AuditOutcome::Refused];
+    assert_eq!(found.iter().map(|record| record.outcome).collect::<Vec<_>>(), outcomes);
+}
+
+#[tokio::test]
+async fn changes_that_come_too_early_for_a_limit_are_recorded() {
+    let registry = Registry::start_with(|config| {
+        (config.require_tokens, config.caller_requests_per_second, config.burst_seconds) = (true, 1, 5);
+    })
+    .await;
+    let (operator, team) = (registry.token(&[ALL]).await, registry.token(&["team/*:pull,push"]).await);
+    let flood = async |request: &dyn Fn() -> RequestBuilder| {
+        for _ in 0..100 {
+            if request().send().await.unwrap().status() == StatusCode::TOO_MANY_REQUESTS {
+                return;
+            }
+        }
+        panic!("a hundred requests passed");
+    };
+    let tags = format!("/v1/repositories/{REPO}/tags");
+    // Reads that come too early are no attempt to change something.
+    flood(&|| registry.request(Method::GET, &tags).bearer_auth(team.expose())).await;
+    flood(&|| registry.request(Method::PUT, &format!("{tags}/t")).bearer_auth(team.expose()).json(&json!({"snapshot": "u"}))).await;
+    // Without a valid token all of them are attempts.
+    flood(&|| registry.request(Method::GET, "/v1/stats")).await;
+    let found = records(&registry, &operator, "").await;
+    let limited: Vec<_> = found.iter().filter(|record| record.code.as_deref() == Some("rate_limited")).collect();
+    let [stranger, change] = &limited[..] else { panic!("{found:?}") };
+    assert_eq!((stranger.operation.as_str(), stranger.outcome, &stranger.token), ("stats", AuditOutcome::Refused, &None));
+    assert_eq!((change.operation.as_str(), change.outcome, change.status), ("put_tag", AuditOutcome::Refused, Some(429)));
+    assert_eq!((&change.token, &change.repository), (&Some(team.id().to_string()), &Some("team/agent".parse().unwrap())));
+}
+
+#[tokio::test]
+async fn an_upload_beyond_the_quota_is_recorded_and_so_are_the_limits() {
+    let registry = Registry::start().await;
+    let quota = registry.put("/v1/domains/default/quota", &json!({"bytes": 1, "snapshots": 7})).await;
+    assert_eq!(quota.status(), StatusCode::OK);
+    let session = registry.open_push(REPO).await;
+    for _ in 0..3 {
+        refused(registry.put_frames(&session, snapshot(0..4, vec![]).stream()).await, ErrorCode::QuotaExceeded).await;
+    }
+    let list: AuditList = ok(registry.get("/v1/audit").await).await;
+    assert_eq!(operations(&list.records), ["put_frames", "set_quota"], "and equal ones once");
+    let [upload, quota] = &list.records[..] else { panic!("{list:?}") };
+    assert_eq!((upload.outcome, upload.status, upload.code.as_deref()), (AuditOutcome::Failed, Some(403), Some("quota_exceeded")));
+    assert_eq!(upload.repository, Some("team/agent".parse().unwrap()));
+    let limits = api::QuotaLimits { bytes: Some(1), objects: None, snapshots: Some(7) };
+    assert_eq!((quota.new_quota, quota.subject.as_deref()), (Some(limits), Some("default")));
+}
+
+#[tokio::test]
+async fn what_another_site_asks_for_names_the_token_that_it_tried_to_use() {
+    let (registry, operator) = start().await;
+    let ask = |token: Option<&AccessToken>| {
+        let request = registry.request(Method::POST, "/v1/gc").header("sec-fetch-site", "cross-site");
+        match token {
+            Some(token) => request.basic_auth("me", Some(token.expose())),
+            None => request,
+        }
+    };
+    for token in [Some(&operator), None, Some(&AccessToken::new([7; 8], [9; 32]))] {
+        refused(ask(token).send().await.unwrap(), ErrorCode::Denied).await;
+    }
+    let found = records(&registry, &operator, "").await;
+    let said: Vec<_> =
+        found.iter().map(|record| (record.operation.as_str(), record.outcome, record.code.as_deref(), &record.token)).collect();
+    let expected = |token| ("start_gc", AuditOutcome::Refused, Some("denied"), token);
+    // The second one without a token is like the first.
+    assert_eq!(said, [expected(&None), expected(&Some(operator.id().to_string()))]);
+}
+
+#[tokio::test]
+async fn a_token_that_makes_names_up_has_a_bounded_number_of_records() {
+    const ASKED: u64 = 100;
+    let (registry, operator) = start().await;
+    let other = registry.token(&["other/*:pull"]).await;
+    for n in 0..ASKED {
+        let answer = registry.send_as(&other, registry.request(Method::GET, &format!("/v1/repositories/made-up-{n}/tags"))).await;
+        refused(answer, ErrorCode::RepositoryUnknown).await;
+    }
+    let found = records(&registry, &operator, "?limit=1000").await;
+    let named = found.iter().filter(|record| record.repository.is_some()).count() as u64;
+    assert!(found.len() as u64 == named + 1 && named < ASKED, "{} records, {named} with names", found.len());
+    let dir = registry.stop_keeping_files().await;
+    let registry = Registry::start_again(&dir.path().join("store"), |config| config.require_tokens = true).await;
+    let counted = records(&registry, &operator, "?limit=1").await.remove(0);
+    assert_eq!((counted.operation.as_str(), counted.repository.clone(), counted.times), ("list_tags", None, Some(ASKED - named - 1)));
+    assert_eq!(counted.token, Some(other.id().to_string()), "{counted:?}");
+}
+
+#[tokio::test]
+async fn a_client_that_does_not_wait_for_its_refusal_is_recorded_all_the_same() {
+    const ASKED: usize = 20;
+    let (registry, operator) = start().await;
+    let other = registry.token(&["other/*:pull"]).await;
+    // From now on the registry knows the token.
+    assert_eq!(registry.send_as(&other, registry.request(Method::GET, "/v1/repositories")).await.status(), StatusCode::OK);
+    for n in 0..ASKED {
+        let token = other.expose();
+        let request = format!("GET /v1/repositories/secret-{n}/tags HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {token}\r\n\r\n");
+        let mut stream = TcpStream::connect(registry.address).await.unwrap();
+        stream.write_all(request.as_bytes()).await.unwrap();
+    }
+    let recorded = async || records(&registry, &operator, "?limit=1000").await.len();
+    until("each has its record", async || recorded().await == ASKED).await;
 }
 
 #[tokio::test]
@@ -183,6 +313,12 @@ async fn a_domain_has_its_own_log_and_that_of_the_registry_is_for_its_operators(
     assert_eq!(operations(&list(&registry, &acme, "/domains/acme", "").await.records), ["start_gc", "set_quota"]);
     assert_eq!(operations(&records(&registry, &default, "").await), ["commit"], "an operator of one domain");
     assert_eq!(operations(&records(&registry, &operator, "").await), ["commit", "create_domain"]);
+    // A domain that is not there has no log. The operators of the default one are not told of it.
+    let outsider = registry.token(&["nothing:push"]).await;
+    let answer = registry.send_as(&outsider, registry.request(Method::GET, "/domains/nowhere/v1/stats")).await;
+    refused(answer, ErrorCode::Denied).await;
+    assert_eq!(operations(&records(&registry, &default, "").await), ["commit"]);
+    assert_eq!(operations(&records(&registry, &operator, "").await), ["stats", "commit", "create_domain"]);
     let answer = registry.send_as(&acme, registry.request(Method::GET, "/v1/audit")).await;
     refused(answer, ErrorCode::DomainUnknown).await;
     let reader = registry.token(&["*:pull,push,delete"]).await;
@@ -211,7 +347,7 @@ async fn reads_are_recorded_before_they_are_answered_if_that_is_asked_for() {
 #[tokio::test]
 async fn no_secret_is_in_a_record() {
     let (registry, operator) = start().await;
-    let body = json!({"label": "new", "scopes": ["*:pull"]});
+    let body = json!({"label": "new", "scopes": ["*:pull"], "expires_at": 200_000_000_000_000_u64});
     let made: api::AccessTokenCreated =
         ok(registry.send_as(&operator, registry.request(Method::POST, "/v1/tokens").json(&body)).await).await;
     let wrong = AccessToken::new([7; 8], [9; 32]);
@@ -222,6 +358,11 @@ async fn no_secret_is_in_a_record() {
     for secret in [operator.expose(), made.token.as_str(), wrong.expose()] {
         assert!(!text.contains(&secret[21..85]), "{text}");
     }
+    let list: AuditList = serde_json::from_str(&text).unwrap();
+    let token = list.records.iter().find_map(|record| record.new_token.clone()).expect("what was made");
+    let scopes: Vec<String> = token.scopes.iter().map(ToString::to_string).collect();
+    assert_eq!((token.label.as_str(), token.domain, token.expires_at), ("new", None, Some(200_000_000_000_000)));
+    assert_eq!(scopes, ["*:pull"]);
 }
 
 #[tokio::test]

@@ -79,7 +79,7 @@ async fn tokens_are_made_listed_and_revoked_on_the_database() {
     assert!(code == 0 && stderr.is_empty(), "{stderr}");
     let token = AccessToken::parse(stdout.trim_end()).expect("a token, and nothing else");
     let (code, stdout, _) =
-        run(&["token", "create", "--data", data, "--label", "x", "--scope", "*:admin", "--domain", "default", "--json"]);
+        run(&["token", "create", "--data", data, "--label", "x\u{202e}", "--scope", "*:admin", "--domain", "default", "--json"]);
     let made: Value = serde_json::from_str(&stdout).expect("JSON");
     let other = AccessToken::parse(made["token"].as_str().expect("text")).expect("a token");
     assert_eq!((code, made["info"]["id"].as_str(), made["info"]["domain"].as_str()), (0, Some(other.id().as_str()), Some("default")));
@@ -88,6 +88,7 @@ async fn tokens_are_made_listed_and_revoked_on_the_database() {
     let line = list.lines().next().expect("a line");
     assert!(line.starts_with(token.id().as_str()) && line.contains("never used") && line.contains("expires 2"), "{list}");
     assert!(line.ends_with("all domains  team/*:pull,push a:delete  robot"), "{list}");
+    assert!(list.ends_with("domain default  *:admin  x\\u{202e}\n"), "what is not seen is shown: {list}");
     for named in [token.id().as_str(), token.expose()] {
         let (code, stdout, _) = run(&["token", "revoke", "--data", data, named]);
         assert_eq!((code, stdout), (0, format!("revoked  {} (robot)\n", token.id())), "once more changes nothing");

@@ -2,7 +2,7 @@
 //! others are not.
 
 use crate::common::snapshot::{page, snapshot, stream};
-use crate::common::{REPO, Registry, ok, refused};
+use crate::common::{REPO, Registry, client, ok, refused};
 use pfr_schema::tree::Document;
 use pfr_schema::{AccessToken, ErrorCode, Kind, api, media_type};
 use reqwest::{Method, StatusCode};
@@ -224,4 +224,64 @@ async fn streams_of_a_caller_keep_its_rate_and_those_of_another_pass_by() {
     assert_eq!(answer.status(), StatusCode::OK);
     assert_eq!(crate::common::snapshot::decode(answer.bytes().await.expect("a whole body")).len(), large.len());
     assert!(began.elapsed() >= Duration::from_secs(1), "{:?}", began.elapsed());
+}
+
+/// A download that waits for its limit is like one whose client is slow: it keeps no connection
+/// from others.
+#[tokio::test]
+async fn a_download_that_waits_for_its_limit_makes_room_for_a_new_connection() {
+    let data = tempfile::tempdir().expect("a directory");
+    let registry = Registry::start_again(data.path(), |_| ()).await;
+    registry.push(REPO, &snapshot(0..2, vec![]), Some("t")).await;
+    let (push, large) = (registry.open_push(REPO).await, blobs(8, 9000));
+    let _: api::FramesStored = ok(registry.put_frames(&push, stream(&large)).await).await;
+    registry.stopped().await;
+    let registry = Registry::start_again(data.path(), |config| {
+        (config.caller_bytes_per_second, config.burst_seconds) = (1 << 20, 1);
+        (config.max_connections, config.queue_seconds) = (1, 2);
+    })
+    .await;
+    let digests: Vec<_> = large.iter().map(|blob| blob.digest).collect();
+    let answer = registry.post(&format!("/v1/repositories/{REPO}/frames"), &json!({"digests": digests})).await;
+    assert_eq!(answer.status(), StatusCode::OK);
+    // Its client takes all that comes: eight seconds of it.
+    let download = tokio::spawn(answer.bytes());
+    let other = client(&[]).get(registry.url("/livez")).send().await.expect("there is room");
+    assert_eq!(other.status(), StatusCode::OK);
+    assert!(download.await.expect("the task ends").is_err(), "it made room");
+}
+
+/// A layer that looks at a request before its handler does not make two of it.
+#[tokio::test]
+async fn a_request_counts_once_also_where_an_upstream_is_asked_first() {
+    let upstream = Registry::start().await;
+    let registry = Registry::start_with(|config| {
+        config.upstream.clone_from(&upstream.base);
+        config.audit_reads = true;
+        (config.caller_requests_per_second, config.burst_seconds) = (1, 20);
+    })
+    .await;
+    registry.push(REPO, &snapshot(0..2, vec![]), Some("t")).await;
+    let path = format!("/v1/repositories/{REPO}/tags");
+    let begun = Instant::now();
+    let passed = before_a_refusal(StatusCode::OK, async || registry.get(&path).await.status()).await;
+    // The push was three.
+    assert!(passed >= 15, "{passed} in {:?}", begun.elapsed());
+    let records: api::AuditList = loop {
+        let answer = registry.get("/v1/audit?limit=1000").await;
+        match answer.status() {
+            StatusCode::TOO_MANY_REQUESTS => tokio::time::sleep(Duration::from_millis(100)).await,
+            _ => break ok(answer).await,
+        }
+    };
+    let reads = records.records.iter().filter(|record| record.operation == "list_tags").count();
+    assert_eq!(reads, passed, "a record for each");
+}
+
+/// Names that are none cost as much as others.
+#[tokio::test]
+async fn malformed_requests_count_too() {
+    let registry = Registry::start_with(|config| (config.caller_requests_per_second, config.burst_seconds) = (1, 5)).await;
+    let passed = before_a_refusal(StatusCode::BAD_REQUEST, async || registry.get("/v1/repositories/UPPER/tags").await.status()).await;
+    assert!(passed >= 5, "{passed}");
 }

@@ -70,6 +70,8 @@ async fn snapshots_are_pushed_and_pulled_over_tls() {
     registry.push(REPO, &sample, Some("t")).await;
     assert_eq!(registry.fetch(REPO, &sample.digests()).await.len(), sample.blobs.len());
     assert_eq!(registry.get("/livez").await.version(), reqwest::Version::HTTP_11);
+    let page = registry.get(&format!("/ui/{REPO}/t")).await.text().await.expect("a page");
+    assert!(page.contains(&format!("pf pull {}/team/agent:t<", registry.base)), "commands name it as it is asked: {page}");
     // It offers what it speaks, and refuses a client that speaks nothing of it.
     let both = connect(registry.address, &authority, &[b"h2", b"http/1.1"]).await.expect("a handshake");
     assert_eq!(both.get_ref().1.alpn_protocol(), Some(&b"http/1.1"[..]));

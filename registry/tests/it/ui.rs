@@ -173,6 +173,12 @@ async fn pages_show_what_was_pushed_and_what_it_costs() {
     ] {
         assert!(by_tag.contains(&words) && by_digest.contains(&words), "{words}: {by_tag}");
     }
+    // Of its tags, the one that was asked for.
+    let by_fork = page(&registry, &format!("{PAGE}/try-3")).await;
+    for words in ["<title>try-3 –", "<h1>try-3</h1>", &format!("pf pull http://{address}/team/agent:try-3<")] {
+        assert!(by_fork.contains(words), "{words}: {by_fork}");
+    }
+    assert!(by_tag.contains("<h1>step-2</h1>") && by_digest.contains("<h1>step-2</h1>"), "{by_digest}");
     let base_page = page(&registry, &format!("{PAGE}/{}", base.manifest)).await;
     assert!(base_page.contains("child ") && base_page.contains(&format!("href=\"{PAGE}/{}\"", fork.manifest)), "{base_page}");
     let _ = registry.delete(&open).await;
@@ -201,6 +207,48 @@ async fn what_a_writer_chose_is_escaped_and_its_salt_is_not_shown() {
     let path = format!("{PAGE}/%3Cscript%3Ealert(1)%3C%2Fscript%3E");
     let text = page_with(StatusCode::BAD_REQUEST, browse(&registry, &path).await).await;
     assert!(text.contains("&lt;script&gt;alert(1)"), "{text}");
+}
+
+/// Text that turns itself around says something else than it is, without any markup.
+#[tokio::test]
+async fn characters_that_would_not_be_seen_are_shown() {
+    const TURNED: &str = "build\u{202e}enihcam\u{200b}";
+    let registry = Registry::start_with(|config| config.require_tokens = true).await;
+    let operator = registry.token(&["*:pull,push"]).await;
+    let new =
+        NewAccessToken { label: TURNED.into(), domain: None, scopes: vec!["team/*:pull".parse().expect("a scope")], expires_at: None };
+    let token = registry.tokens().create(new).await.expect("a token").0;
+    let text = page_with(StatusCode::OK, browse_as(&registry, Some(&token), "/").await).await;
+    assert!(text.contains("<strong>build\\u{202e}enihcam\\u{200b}</strong>") && !text.contains('\u{202e}'), "{text}");
+    let refused = page_with(StatusCode::FORBIDDEN, browse_as(&registry, Some(&token), "/ui/-/tasks").await).await;
+    assert!(refused.contains("<strong>build\\u{202e}enihcam") && !refused.contains('\u{202e}'), "{refused}");
+    // What a writer chose, and what a request says.
+    let config = SnapshotConfig { agent: Some(TURNED.into()), ..SnapshotConfig::default() };
+    let turned = Shape::TINY.snapshot(&[1]).config(config).build();
+    let repository = format!("/v1/repositories/{REPO}/pushes");
+    let session: api::Push = ok(registry.send_as(&operator, registry.request(Method::POST, &repository)).await).await;
+    let path = format!("{repository}/{}", session.id);
+    let frames = registry.request(Method::PUT, &format!("{path}/frames")).header("content-type", media_type::FRAMES);
+    let frames = frames.body(frames::stream(turned.blobs().into_iter().map(frames::of)));
+    let _: api::FramesStored = ok(registry.send_as(&operator, frames).await).await;
+    let commit = registry.request(Method::POST, &format!("{path}/commit")).json(&json!({"manifest": turned.digest()}));
+    let _: api::Committed = ok(registry.send_as(&operator, commit).await).await;
+    let shown = page_with(StatusCode::OK, browse_as(&registry, Some(&token), &format!("{PAGE}/{}", turned.digest())).await).await;
+    assert!(shown.contains("<dd>build\\u{202e}enihcam\\u{200b}</dd>") && !shown.contains('\u{202e}'), "{shown}");
+    let malformed = browse_as(&registry, Some(&token), "/ui/a%E2%80%AEb").await;
+    assert!(!page_with(StatusCode::BAD_REQUEST, malformed).await.contains('\u{202e}'));
+}
+
+#[tokio::test]
+async fn the_address_above_the_pages_leads_to_the_first_one() {
+    let registry = Registry::start().await;
+    let _: api::DomainInfo = ok(registry.put("/v1/domains/acme", &json!({})).await).await;
+    for (path, leads) in [("/ui", "/"), ("/ui/", "/"), ("/domains/acme/ui", "/domains/acme/"), ("/domains/acme/ui/", "/domains/acme/")] {
+        let answer = browse(&registry, path).await;
+        assert_eq!(answer.url().path(), leads, "{path}");
+        assert!(page_with(StatusCode::OK, answer).await.contains("<h1>Overview</h1>"), "{path}");
+    }
+    assert_eq!(browse(&registry, "/domains/nobody/ui").await.status(), StatusCode::NOT_FOUND);
 }
 
 #[tokio::test]
@@ -308,6 +356,17 @@ async fn a_browser_signs_in_with_a_token_as_the_password() {
     let answer = browse(&registry, "/v1/repositories").await;
     assert_eq!(problem(answer).await.code, ErrorCode::Unauthorized, "the API answers everyone alike");
     assert_eq!(problem(registry.get("/").await).await.code, ErrorCode::Unauthorized, "and so do pages that no browser asks for");
+
+    // The command that the page gives works as it is, but for the password, which curl asks for.
+    let text = page_with(StatusCode::UNAUTHORIZED, browse(&registry, "/").await).await;
+    let command = text.split_once("<code class=\"command\">").and_then(|(_, rest)| rest.split_once("</code>")).expect("a command").0;
+    let operator = registry.token(&["*:admin"]).await;
+    let command = command.replace("&quot;", "\"").replace("-u operator", &format!("-u operator:{}", operator.expose()));
+    let shell = tokio::process::Command::new("sh").args(["-c", &command]).env("no_proxy", "*").output();
+    let made = shell.await.expect("a shell");
+    let made: api::AccessTokenCreated = serde_json::from_slice(&made.stdout).unwrap_or_else(|e| panic!("{e}: {command}: {made:?}"));
+    let made = AccessToken::parse(&made.token).expect("a token");
+    page_with(StatusCode::OK, browse_as(&registry, Some(&made), "/").await).await;
 
     let text = page_with(StatusCode::OK, browse_as(&registry, Some(&reader), "/").await).await;
     assert!(text.contains("signed in with the token <strong>test</strong>") && !text.contains(reader.expose()), "{text}");
@@ -440,6 +499,13 @@ async fn a_token_for_one_domain_opens_its_pages_and_those_of_no_other() {
     }
     let overview = &pages["/domains/acme/"];
     assert!(overview.contains("signed in with the token <strong>&lt;script&gt;") && !overview.contains("/metrics"), "{overview}");
+    // Not even by what is open to all callers.
+    for file in ["style.css", "icon.svg"] {
+        for domain in ["acme", "other", "nowhere"] {
+            let answer = browse(&registry, &format!("/domains/{domain}/ui/-/{file}")).await;
+            assert_eq!(answer.status(), StatusCode::OK, "{file} of {domain}");
+        }
+    }
     // Another domain is not there, as if it were not. The page leads to those that the token opens.
     let failed = async |path: &str| failure(StatusCode::NOT_FOUND, browse_as(&registry, Some(&token), path).await).await;
     for rest in ["/", "/ui/-/storage", "/ui/team%2Fagent"] {

@@ -1,5 +1,7 @@
 //! The audit log.
 
+use super::QuotaLimits;
+use crate::access::AccessScope;
 use crate::digest::Digest;
 use crate::name::{DomainName, RepositoryName, Tag};
 use serde::{Deserialize, Serialize};
@@ -61,6 +63,27 @@ api! {
         /// What else it was about: a domain, an access token, a background task.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub subject: Option<String>,
+        /// What the access token that was made is for.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub new_token: Option<AuditToken>,
+        /// The limits that the domain has from then on. One that is left out is none.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub new_quota: Option<QuotaLimits>,
+    }
+
+    /// What an access token is for. Its id is the subject of the record; its secret is nowhere.
+    #[derive(Eq, Hash)]
+    pub struct AuditToken {
+        /// For people.
+        pub label: String,
+        /// The domain that it is for; absent: every domain.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub domain: Option<DomainName>,
+        /// What it permits.
+        pub scopes: Vec<AccessScope>,
+        /// When it stops to be valid, in milliseconds since 1970, UTC, if it does.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub expires_at: Option<u64>,
     }
 
     /// Records of an audit log.
@@ -83,7 +106,7 @@ pub enum AuditOutcome {
     Done,
     /// It was permitted, and this record was durable before the work began.
     Begun,
-    /// The caller lacked the permission.
+    /// The caller lacked the permission, or asked for changes more often than it may.
     Refused,
     /// It was permitted, and was answered with an error.
     Failed,

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 api! {
     /// How much a domain may hold. A limit that is left out is none.
-    #[derive(Copy, Eq, Default)]
+    #[derive(Copy, Eq, Hash, Default)]
     #[serde(deny_unknown_fields)]
     pub struct QuotaLimits {
         /// Bytes of stored blobs, as they lie in packs.

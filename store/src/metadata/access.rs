@@ -6,6 +6,7 @@ use super::sql::values;
 use super::tx::{Outcome, Tx};
 use super::{AccessTokenRow, AuditEntry, Page, PushId, audit_log, domains};
 use crate::error::Error;
+use pfr_schema::api::{AuditRecord, AuditToken};
 use pfr_schema::{AccessScope, AccessTokenId, Digest, DomainName, RepositoryName};
 use std::time::Duration;
 
@@ -54,7 +55,12 @@ pub(super) async fn create<T: Tx>(
     let AccessTokenRow { id, hash, label, domain, expires_at, .. } = token;
     let values = values![id, hash, label, domain.as_ref(), scopes.join(" "), now, *expires_at];
     let is_new = tx.execute(insert, values).await? > 0;
-    audit_log::note(tx, audit.filter(|_| is_new), true, |record| record.subject = Some(id.to_string())).await?;
+    let about = |record: &mut AuditRecord| {
+        record.subject = Some(id.to_string());
+        let (label, domain, scopes) = (label.clone(), domain.clone(), token.scopes.clone());
+        record.new_token = Some(AuditToken { label, domain, scopes, expires_at: *expires_at });
+    };
+    audit_log::note(tx, audit.filter(|_| is_new), true, about).await?;
     Ok(is_new.then(|| AccessTokenRow { created_at: now, used_at: None, revoked_at: None, ..token.clone() }))
 }
 

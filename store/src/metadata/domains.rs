@@ -6,7 +6,8 @@ use super::sql::values;
 use super::tx::{Fail, Outcome, Tx};
 use super::{AuditEntry, DomainRow, DomainStep, Page, audit_log};
 use crate::error::Error;
-use pfr_schema::DomainName;
+use pfr_schema::api::AuditRecord;
+use pfr_schema::{AccessTokenId, DomainName};
 use std::time::Duration;
 
 type Row = (DomainName, u64, Option<u64>);
@@ -44,9 +45,19 @@ pub(super) async fn delete_domain<T: Tx>(tx: &mut T, name: &DomainName, audit: O
     let now = tx.now().await?;
     // Waits for a process that makes the tables right now: it has locked the row.
     tx.execute("UPDATE domains SET deleting_since = $2 WHERE name = $1 AND deleting_since IS NULL", values![name, now]).await?;
-    // A new domain of this name must not open to the tokens of this one.
-    tx.execute("UPDATE access_tokens SET revoked_at = $2 WHERE domain = $1 AND revoked_at IS NULL", values![name, now]).await?;
+    // A new domain of this name must not open to the tokens of this one. Each has its record, as if
+    // it had been revoked alone.
+    let revoke = "UPDATE access_tokens SET revoked_at = $2 WHERE domain = $1 AND revoked_at IS NULL RETURNING id";
+    let mut revoked: Vec<AccessTokenId> = tx.returning(revoke, values![name, now]).await?;
+    revoked.sort_unstable();
     let row = domain(tx, name).await?.ok_or_else(|| Error::DomainUnknown(name.clone()))?;
+    for id in &revoked {
+        let about = |record: &mut AuditRecord| {
+            record.operation = "revoke_token".to_owned();
+            record.subject = Some(id.to_string());
+        };
+        audit_log::note(tx, audit, true, about).await?;
+    }
     audit_log::note(tx, audit, true, |record| record.subject = Some(name.to_string())).await?;
     Ok(row)
 }

@@ -348,7 +348,8 @@ macro_rules! metadata_transactions {
             /// [`crate::Error::DomainBusy`] while a domain of this name is being deleted.
             create_domain(name: DomainName, audit: Option<AuditEntry>) -> (DomainRow, bool)
                 = GROW |tx| domains::create_domain(tx, name, audit.as_ref());
-            /// Begins the deletion of a domain; once more changes nothing.
+            /// Begins the deletion of a domain and revokes its access tokens; once more changes
+            /// nothing. The audit log has a record for each of these tokens too.
             ///
             /// # Errors
             /// [`crate::Error::DomainUnknown`].

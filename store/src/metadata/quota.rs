@@ -123,6 +123,6 @@ pub(super) async fn set<T: Tx>(tx: &mut T, limits: &QuotaLimits, audit: Option<&
         }
     }
     let now = quota(tx).await?;
-    audit_log::note(tx, audit, true, |_| ()).await?;
+    audit_log::note(tx, audit, true, |record| record.new_quota = Some(*limits)).await?;
     Ok(now)
 }

@@ -101,6 +101,9 @@ async fn changes_of_the_catalogue_have_their_record_in_the_log_of_the_default_do
     let new = NewAccessToken { label: "x".into(), domain: Some(acme.clone()), scopes: vec!["*:pull".parse().unwrap()], expires_at: None };
     let tokens = domains.audited(of_registry("create_token")).access_tokens();
     let (token, _) = tokens.create(new.clone()).await.unwrap();
+    let other = NewAccessToken { label: "y".into(), domain: None, expires_at: Some(1 << 47), ..new.clone() };
+    // Of another domain, and of this one: these are not revoked by hand.
+    let (others, left) = (tokens.create(other).await.unwrap().0.id(), tokens.create(new.clone()).await.unwrap().0.id());
     let nowhere = NewAccessToken { domain: Some("nowhere".parse().unwrap()), ..new };
     assert!(tokens.create(nowhere).await.is_err());
     let id = token.id();
@@ -109,7 +112,12 @@ async fn changes_of_the_catalogue_have_their_record_in_the_log_of_the_default_do
     let store = domains.open(&acme).await.unwrap();
     store.metadata().set_quota(quota, Some(entry("set_quota"))).await.unwrap();
     assert_eq!(said(store.metadata()).await, [("set_quota".to_owned(), Some(201), String::new())]);
-    domains.audited(of_registry("delete_domain")).delete(&acme).await.unwrap();
+    assert_eq!(records(store.metadata()).await[0].new_quota, Some(quota));
+    store.metadata().set_quota(QuotaLimits::default(), Some(entry("set_quota"))).await.unwrap();
+    assert_eq!(records(store.metadata()).await[1].new_quota, Some(QuotaLimits::default()), "no limits are said too");
+    for _ in 0..2 {
+        domains.audited(of_registry("delete_domain")).delete(&acme).await.unwrap();
+    }
     assert!(domains.audited(of_registry("delete_domain")).delete(&"nowhere".parse().unwrap()).await.is_err());
 
     let default = domains.default_store().metadata();
@@ -117,10 +125,18 @@ async fn changes_of_the_catalogue_have_their_record_in_the_log_of_the_default_do
         ("create_domain", 201, "acme"),
         ("create_domain", 200, "acme"),
         ("create_token", 201, id.as_str()),
+        ("create_token", 201, others.as_str()),
+        ("create_token", 201, left.as_str()),
         ("revoke_token", 201, id.as_str()),
+        ("revoke_token", 201, left.as_str()),
+        ("delete_domain", 201, "acme"),
         ("delete_domain", 201, "acme"),
     ];
     assert_eq!(said(default).await, expected.map(|(operation, status, about)| (operation.to_owned(), Some(status), about.to_owned())));
+    let made: Vec<_> = records(default).await.into_iter().filter_map(|record| record.new_token).collect();
+    let values: Vec<_> = made.iter().map(|token| (token.label.as_str(), token.domain.as_ref(), token.expires_at)).collect();
+    assert_eq!(values, [("x", Some(&acme), None), ("y", None, Some(1 << 47)), ("x", Some(&acme), None)]);
+    assert!(made.iter().all(|token| token.scopes.len() == 1 && token.scopes[0].to_string() == "*:pull"), "{made:?}");
     let log = format!("{:?}", records(default).await);
     assert!(!log.contains(&token.expose()[21..85]), "the secret of a token is in its record");
     // Not for an operator of the default domain alone.

@@ -190,7 +190,7 @@ mod tests {
         report["converted"] = json!([converted("a"), converted("b")]);
         let lines = describe_restore(&serde_json::from_value(report).unwrap());
         let said = "2 state tensors converted from row-major f32 (strides [3, 1], offset 0, 24 bytes) \
-                    to col\u{fffd}major bf16 (strides [1, 2], offset 0, 12 bytes), value hash equal";
+                    to col\\u{a}major bf16 (strides [1, 2], offset 0, 12 bytes), value hash equal";
         assert_eq!((lines.len(), lines[2].as_str()), (4, said));
     }
 }

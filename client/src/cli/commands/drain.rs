@@ -186,7 +186,7 @@ mod tests {
         let other = push("http://r:1/team/xy/e:1", PushState::Waiting, Some("other"));
         assert_eq!(said(&[done.clone(), other.clone()]), None);
         assert_eq!(said(&[done.clone(), sent.clone(), other]).unwrap(), "draining: 1 push has not ended");
-        assert_eq!(said(&[done, sent, away]).unwrap(), "draining: 2 pushes have not ended: no\u{fffd}answer");
+        assert_eq!(said(&[done, sent, away]).unwrap(), "draining: 2 pushes have not ended: no\\u{a}answer");
     }
 
     #[tokio::test]

@@ -5,7 +5,7 @@ use super::usage::holders;
 use crate::cli::args;
 use crate::cli::context::Context;
 use crate::cli::failure::Failure;
-use crate::cli::output::human::{bytes, count, now_ms, number, until};
+use crate::cli::output::human::{bytes, count, now_ms, number, one_line, until};
 use crate::cli::progress::{Standing, watch};
 use crate::cli::suggest::{Advice, Suggestion};
 use parking_lot::Mutex;
@@ -121,7 +121,7 @@ fn print(context: &mut Context, r: &GcReport, local: bool) -> Result<(), Failure
     if !freed {
         out.pairs(&pairs)?;
     }
-    r.error.as_ref().map_or(Ok(()), |error| out.line(out.paint.yellow(error)))
+    r.error.as_ref().map_or(Ok(()), |error| out.line(out.paint.yellow(&one_line(error))))
 }
 
 /// Describes the result of a run line by line: a label, or an empty one, and the text.

@@ -3,7 +3,7 @@
 use crate::cli::args::Scrub;
 use crate::cli::context::Context;
 use crate::cli::failure::Failure;
-use crate::cli::output::human::{bytes, count};
+use crate::cli::output::human::{bytes, count, one_line};
 use crate::cli::progress::{Standing, watch};
 use parking_lot::Mutex;
 use pfr_client::Site;
@@ -58,7 +58,7 @@ fn show(context: &mut Context, report: &ScrubReport) -> Result<(), Failure> {
         context.out.line(format!("{} {pack}", paint.yellow("unread")))?;
     }
     for blob in &report.damaged {
-        context.out.line(format!("{} {}  {}", paint.yellow("blob"), blob.digest, paint.dim(&blob.reason)))?;
+        context.out.line(format!("{} {}  {}", paint.yellow("blob"), blob.digest, paint.dim(&one_line(&blob.reason))))?;
         for snapshot in &blob.snapshots {
             context.out.line(format!("     in {snapshot}"))?;
         }

@@ -1,6 +1,6 @@
 //! Aligned columns without borders, fitted to the terminal.
 
-use super::human::{clip, columns};
+use super::human::{clip, columns, one_line};
 use super::paint::{Paint, Style};
 
 /// Spaces between columns.
@@ -58,9 +58,10 @@ impl Table {
         Self { columns: columns.into(), rows: Vec::new() }
     }
 
-    /// Adds a row; missing cells are empty.
+    /// Adds a row; missing cells are empty. Cells may be foreign text.
     pub fn row(&mut self, cells: impl Into<Vec<String>>) {
-        let mut cells = cells.into();
+        let cells: Vec<String> = cells.into();
+        let mut cells: Vec<String> = cells.iter().map(|cell| one_line(cell)).collect();
         cells.resize(self.columns.len(), String::new());
         self.rows.push(cells);
     }
@@ -139,6 +140,13 @@ mod tests {
         let mut table = Table::new([Column::left("A").optional(), Column::left("B")]);
         table.row([String::new(), "x".into()]);
         assert_eq!(table.render(&Paint::plain(), None), ["B", "x"]);
+    }
+
+    #[test]
+    fn a_cell_shows_what_it_would_hide() {
+        let mut table = Table::new([Column::left("LABEL"), Column::left("B")]);
+        table.row(["a\u{202e}b\n".into(), "x".into()]);
+        assert_eq!(table.render(&Paint::plain(), None), ["LABEL            B", "a\\u{202e}b\\u{a}  x"]);
     }
 
     #[test]
