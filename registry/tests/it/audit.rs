@@ -13,8 +13,6 @@ use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
-use tokio::io::AsyncWriteExt as _;
-use tokio::net::TcpStream;
 
 const ALL: &str = "*:pull,push,delete,admin";
 
@@ -275,23 +273,6 @@ async fn a_token_that_makes_names_up_has_a_bounded_number_of_records() {
     let counted = records(&registry, &operator, "?limit=1").await.remove(0);
     assert_eq!((counted.operation.as_str(), counted.repository.clone(), counted.times), ("list_tags", None, Some(ASKED - named - 1)));
     assert_eq!(counted.token, Some(other.id().to_string()), "{counted:?}");
-}
-
-#[tokio::test]
-async fn a_client_that_does_not_wait_for_its_refusal_is_recorded_all_the_same() {
-    const ASKED: usize = 20;
-    let (registry, operator) = start().await;
-    let other = registry.token(&["other/*:pull"]).await;
-    // From now on the registry knows the token.
-    assert_eq!(registry.send_as(&other, registry.request(Method::GET, "/v1/repositories")).await.status(), StatusCode::OK);
-    for n in 0..ASKED {
-        let token = other.expose();
-        let request = format!("GET /v1/repositories/secret-{n}/tags HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {token}\r\n\r\n");
-        let mut stream = TcpStream::connect(registry.address).await.unwrap();
-        stream.write_all(request.as_bytes()).await.unwrap();
-    }
-    let recorded = async || records(&registry, &operator, "?limit=1000").await.len();
-    until("each has its record", async || recorded().await == ASKED).await;
 }
 
 #[tokio::test]
