@@ -159,6 +159,21 @@ async fn a_token_of_one_domain_is_stored_for_that_domain() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_push_that_a_token_does_not_permit_says_which_scope_it_needs() {
+    let (registry, user) = (start().await, User::new());
+    let of_team = token(&registry, None, "team/*:pull,push").await;
+    let source = directory(SMALL, &[1, 2]);
+    let push = |reference: &str| {
+        let arguments = ["push", source.path().to_str().unwrap(), reference, "--registry", &registry.url];
+        user.pf(&arguments, "", &[("PF_TOKEN", of_team.expose())])
+    };
+    assert_eq!(push("team/agent:x").0, 0);
+    let (code, text) = push("other/agent:x");
+    assert!(code == 5 && text.contains("the scope other/agent:push"), "{code}: {text}");
+    assert!(text.contains(&format!("`pf login --registry {}` stores it", registry.url)) && !text.contains("`pf ls"), "{text}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_registry_that_requires_no_token_has_no_login() {
     let (registry, user) = (Registry::start().await, User::new());
     let (code, text) = user.pf(&["login", &registry.url], "anything", &[]);
