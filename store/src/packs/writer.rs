@@ -228,12 +228,13 @@ impl PackWriter {
     async fn discard(&mut self) {
         // Only a later transaction that finds it unfinished proves that the failed one did not take
         // place.
-        match self.store.metadata.renew_pack(None, self.id, self.store.options.lease).await {
-            Ok(()) => match self.store.packs.delete(&path(&self.key)).await {
-                Ok(()) => self.forget().await,
-                Err(error) => tracing::debug!(%error, pack = self.id, "removing a refused pack failed"),
-            },
-            Err(error) => tracing::debug!(%error, pack = self.id, "a pack was refused: its bytes stay until its lease ends"),
+        if let Err(error) = self.store.metadata.renew_pack(None, self.id, self.store.options.lease).await {
+            tracing::debug!(%error, pack = self.id, "a pack was refused: its bytes stay until its lease ends");
+            return;
+        }
+        match self.store.packs.delete(&path(&self.key)).await {
+            Ok(()) => self.forget().await,
+            Err(error) => tracing::debug!(%error, pack = self.id, "removing a refused pack failed"),
         }
     }
 
