@@ -152,6 +152,7 @@ async fn a_token_of_one_domain_is_stored_for_that_domain() {
     let token = token(&registry, Some("acme"), "*:pull").await;
     let (code, text) = user.pf(&["login", &registry.url], token.expose(), &[]);
     assert!(code == 5 && text.contains("/domains/NAME") && !user.file().exists(), "{text}");
+    assert!(text.contains("nothing was stored") && text.contains("for the domain acme"), "{text}");
     let address = format!("{}/domains/acme", registry.url);
     assert_eq!(user.pf(&["login", &address], token.expose(), &[]).0, 0);
     assert_eq!(user.pf(&["ls", "--registry", &address], "", &[]).0, 0);
