@@ -84,6 +84,7 @@ impl fmt::Display for ByteSize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::BTreeMap;
 
     #[test]
     fn sizes_are_read_and_nonsense_is_refused() {
@@ -99,7 +100,7 @@ mod tests {
 
     #[test]
     fn a_file_has_a_size_as_text_or_as_a_number() {
-        let read = |text: &str| toml::from_str::<std::collections::BTreeMap<String, ByteSize>>(text).map(|table| table["a"]);
+        let read = |text: &str| pfr_service::settings::read::<BTreeMap<String, ByteSize>>(text).map(|table| table["a"]);
         for (text, bytes) in [("a = \"2MiB\"", 2 << 20), ("a = \"1000\"", 1000), ("a = 1000", 1000), ("a = 0", 0)] {
             assert_eq!(read(text).ok(), Some(ByteSize(bytes)), "{text}");
         }

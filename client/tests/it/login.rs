@@ -165,7 +165,7 @@ async fn a_push_that_a_token_does_not_permit_says_which_scope_it_needs() {
     let of_team = token(&registry, None, "team/*:pull,push").await;
     let source = directory(SMALL, &[1, 2]);
     let push = |reference: &str| {
-        let arguments = ["push", source.path().to_str().unwrap(), reference, "--registry", &registry.url];
+        let arguments = ["push", source.path().to_str().unwrap(), reference, "--registry", registry.url.as_str()];
         user.pf(&arguments, "", &[("PF_TOKEN", of_team.expose())])
     };
     assert_eq!(push("team/agent:x").0, 0);
