@@ -3,6 +3,7 @@
 use crate::config::Overrides;
 use crate::{Config, Error, daemon};
 use clap::{Parser, Subcommand};
+use pfr_client::cli::Failure;
 use pfr_service::{Secret, UserDirs, settings};
 use std::io::Write as _;
 use std::path::PathBuf;
@@ -47,10 +48,7 @@ pub fn main() -> ExitCode {
     overrides.token = Secret::from_env("PF_AGENT_TOKEN");
     match Config::load(config.as_deref(), *overrides, &UserDirs::of_process()).and_then(serve) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            let _ = writeln!(std::io::stderr(), "pf-agent: {error}");
-            ExitCode::from(error.code().exit_code())
-        }
+        Err(error) => Failure::new(error.code(), error.to_string()).report(false),
     }
 }
 

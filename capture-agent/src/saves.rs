@@ -221,13 +221,13 @@ impl Saves {
     }
 
     /// Waits until no save under this name (`repository:tag`) is under way. Returns whether the
-    /// last one was saved and is not pushed anywhere.
+    /// last one that was saved is not pushed anywhere. A save that failed has changed nothing.
     pub(crate) async fn settled(&self, local: &str) -> bool {
         let mut ended = self.ended.subscribe();
         loop {
             let last = {
                 let list = self.list.lock();
-                let last = list.iter().rev().find(|entry| entry.local == local);
+                let last = list.iter().rev().find(|entry| entry.local == local && entry.info.state != SaveState::Failed);
                 last.map(|entry| (entry.info.state, entry.push))
             };
             match last {

@@ -84,6 +84,7 @@ impl fmt::Display for ByteSize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::BTreeMap;
 
     #[test]
     fn sizes_are_read_and_nonsense_is_refused() {
@@ -99,11 +100,11 @@ mod tests {
 
     #[test]
     fn a_file_has_a_size_as_text_or_as_a_number() {
-        let read = serde_json::from_str::<ByteSize>;
-        for (text, bytes) in [("\"2MiB\"", 2 << 20), ("\"1000\"", 1000), ("1000", 1000), ("0", 0)] {
+        let read = |text: &str| pfr_service::settings::read::<BTreeMap<String, ByteSize>>(text).map(|table| table["a"]);
+        for (text, bytes) in [("a = \"2MiB\"", 2 << 20), ("a = \"1000\"", 1000), ("a = 1000", 1000), ("a = 0", 0)] {
             assert_eq!(read(text).ok(), Some(ByteSize(bytes)), "{text}");
         }
-        for text in ["-1", "1.5", "\"many\"", "true"] {
+        for text in ["a = -1", "a = 1.5", "a = \"many\"", "a = true"] {
             assert!(read(text).is_err(), "{text}");
         }
     }

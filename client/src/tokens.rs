@@ -106,14 +106,14 @@ pub fn same_server(a: &str, b: &str) -> bool {
 }
 
 /// What the server said to a token.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TokenCheck {
     /// It is valid.
     Valid,
     /// It is unknown, has expired or was revoked.
     Refused,
-    /// It is valid, and not for this domain.
-    OtherDomain,
+    /// It is valid, and not for this domain; in the words of the server, which may say for which.
+    OtherDomain(String),
 }
 
 impl TokenCheck {
@@ -128,7 +128,7 @@ impl TokenCheck {
                 ErrorCode::Unauthorized => Ok(Self::Refused),
                 // It permits something, but not to list repositories.
                 ErrorCode::Denied => Ok(Self::Valid),
-                ErrorCode::DomainUnknown => Ok(Self::OtherDomain),
+                ErrorCode::DomainUnknown => Ok(Self::OtherDomain(error.to_string())),
                 _ => Err(error),
             },
         }

@@ -107,6 +107,25 @@ impl Error {
         }
     }
 
+    /// Advice for the user, where the message has none.
+    #[must_use]
+    pub fn hint(&self) -> Option<&'static str> {
+        match self {
+            Self::Listen { source, .. } if source.kind() == std::io::ErrorKind::AddrInUse => {
+                return Some("another process listens there; stop it, or give another --listen");
+            }
+            Self::Store(pfr_store::Error::Unavailable { .. }) => {
+                return Some("--data, --database and --storage say where the store is");
+            }
+            _ => {}
+        }
+        match self.code()? {
+            ErrorCode::Denied => Some("check the owner and the permissions, or run this as the user that the files belong to"),
+            ErrorCode::StorageFull => Some("free space on that disk, and run the same command again"),
+            _ => None,
+        }
+    }
+
     /// The kind of error. None for an interruption, which is not an error.
     #[must_use]
     pub fn code(&self) -> Option<ErrorCode> {

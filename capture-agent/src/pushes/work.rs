@@ -13,6 +13,9 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tokio::sync::Semaphore;
 
+/// Characters of an error that a job keeps.
+const ERROR: usize = 4096;
+
 /// Pushes until the registry accepts or refuses. Ends when the queue is dropped, too.
 pub(super) async fn run(queue: Weak<Inner>, id: String) {
     if wait_for_older(&queue, &id).await.is_none() {
@@ -101,8 +104,8 @@ impl Inner {
         settled.attempts = settled.attempts.saturating_add(1);
         (settled.state, settled.error) = match &outcome {
             Ok(_) => (PushState::Done, None),
-            Err(error) if again => (PushState::Waiting, Some(error.to_string())),
-            Err(error) => (PushState::Failed, Some(error.to_string())),
+            Err(error) if again => (PushState::Waiting, Some(said(error))),
+            Err(error) => (PushState::Failed, Some(said(error))),
         };
         settled.code = outcome.as_ref().err().map(Error::code);
         settled.bytes_sent = outcome.as_ref().map_or(0, |report| report.bytes_sent);
@@ -181,6 +184,11 @@ impl Inner {
             }
         }
     }
+}
+
+/// The error as the job keeps it. A registry may say more than fits into the file of a job.
+fn said(error: &Error) -> String {
+    error.to_string().chars().take(ERROR).collect()
 }
 
 fn count(outcome: &'static str, bytes: u64) {

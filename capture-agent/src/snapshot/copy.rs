@@ -19,9 +19,9 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use tokio::sync::mpsc;
 
-/// Pieces of frames between the memory and the store. A frame has three, so at most six payloads are
-/// in them and in the one that is being sent. Encoded payloads lie outside of the ring, and so does
-/// the encoder's buffer: 112 MiB for pages of 16 MiB, the largest that are encoded.
+/// Pieces of frames between the memory and the store. A frame has three, so at most six payloads
+/// are in them and in the one that is being sent. Encoded payloads lie outside of the ring, and so
+/// does the encoder's buffer: 112 MiB for pages of 16 MiB, the largest that are encoded.
 const PIECES: usize = 16;
 
 /// What was copied.

@@ -252,6 +252,12 @@ async fn a_resume_asks_the_registry_unless_a_save_here_is_not_pushed_yet() {
     let found = resumed(&a, &here, "team/agent:x").await;
     assert!(matches!(found, Matched::Ready { boundary: 39, digest, .. } if Some(digest) == saved), "{found:?}");
 
+    // A further one that fails changes nothing.
+    call(&a, "e", save("t-4", "gone", "team/agent:x")).await.unwrap();
+    assert_eq!(ended(&a, "t-4").await.state, SaveState::Failed);
+    let found = resumed(&a, &here, "team/agent:x").await;
+    assert!(matches!(found, Matched::Ready { boundary: 39, digest, .. } if Some(digest) == saved), "{found:?}");
+
     // The registry of a third host is away: the agent finds a save here that waits to be pushed.
     let c = of("http://127.0.0.1:9").await;
     let alone = holding(&c, "e");

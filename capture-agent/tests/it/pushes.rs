@@ -6,8 +6,10 @@ use crate::common::{Host, config, host_with};
 use pfr_agent::{Agent, Config};
 use pfr_registry::Server;
 use pfr_schema::agent::{Drain, DrainRequest, Push, PushJob, PushState, SnapshotRequest};
+use pfr_schema::api::Problem;
 use pfr_schema::{Digest, ErrorCode};
 use pfr_store::Pin;
+use pfr_testkit::front::{Fate, Front, Seen};
 use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
@@ -196,6 +198,26 @@ async fn reopen(config: Config) -> Agent {
         }
     };
     tokio::time::timeout(Duration::from_secs(20), opening).await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_push_is_known_after_a_restart_however_much_its_registry_says() {
+    let problem = serde_json::to_vec(&Problem::new(ErrorCode::Unavailable, "x".repeat(200_000))).unwrap();
+    let instead = move |_: &Seen| Fate::Instead(503, "application/problem+json", problem.clone());
+    let front = Front::start("http://127.0.0.1:1", instead);
+    let (mut host, mut engine) = with_sequence(front.url.clone()).await;
+    let (_, job) = snapshot(&host, "e", "team/agent:x").await;
+    let said = tries(&host.agent, &job.id, 1).await.error.unwrap();
+    assert!(said.starts_with("xxx") && said.len() < 10_000, "{}", said.len());
+
+    engine.leave();
+    drop(engine);
+    let mut settings = config(host.dir.path());
+    settings.registry = Some(front.url.clone());
+    let elsewhere = tempfile::tempdir().unwrap();
+    drop(std::mem::replace(&mut host.agent, Agent::open(config(elsewhere.path())).await.unwrap()));
+    let again = reopen(settings).await;
+    assert!(again.pushes().list().iter().any(|found| found.id == job.id), "it was forgotten");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -273,7 +273,7 @@ fn text_hint(code: ErrorCode) -> Option<&'static str> {
     Some(match code {
         ErrorCode::InvalidName => "a reference is [[http(s)://]host[:port]/[domains/NAME/]]repository[:tag[~N]|@digest]",
         ErrorCode::DomainUnknown => {
-            "the registry's address ends with /domains/NAME: the registry has no domain of this name, or has deleted it"
+            "an address that ends with /domains/NAME is that domain's; one without it is that of the domain `default`"
         }
         ErrorCode::AmbiguousDigest => "run the same command with one of these digests, or more of its digits",
         ErrorCode::CorruptFrame | ErrorCode::Truncated | ErrorCode::DigestMismatch => {

@@ -450,10 +450,11 @@ async fn a_hint_about_an_agent_names_its_socket() {
 }
 
 /// Places without a case here, and why.
-const ELSEWHERE: [(&str, &str); 3] = [
+const ELSEWHERE: [(&str, &str); 4] = [
     ("commands/gc.rs remotely gc", "it is printed after ten minutes; a unit test in that file runs it after less"),
     ("failure.rs hint login", "it needs a registry that requires tokens, and reads one: login.rs"),
     ("usage.rs tip login", "the same"),
+    ("commands/push.rs refused login", "the same"),
 ];
 
 /// The places in the sources of `pf` where a command for a message is made.

@@ -152,10 +152,26 @@ async fn a_token_of_one_domain_is_stored_for_that_domain() {
     let token = token(&registry, Some("acme"), "*:pull").await;
     let (code, text) = user.pf(&["login", &registry.url], token.expose(), &[]);
     assert!(code == 5 && text.contains("/domains/NAME") && !user.file().exists(), "{text}");
+    assert!(text.contains("nothing was stored") && text.contains("for the domain acme"), "{text}");
     let address = format!("{}/domains/acme", registry.url);
     assert_eq!(user.pf(&["login", &address], token.expose(), &[]).0, 0);
     assert_eq!(user.pf(&["ls", "--registry", &address], "", &[]).0, 0);
     assert_eq!(user.pf(&["ls", "--registry", &registry.url], "", &[]).0, 6);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_push_that_a_token_does_not_permit_says_which_scope_it_needs() {
+    let (registry, user) = (start().await, User::new());
+    let of_team = token(&registry, None, "team/*:pull,push").await;
+    let source = directory(SMALL, &[1, 2]);
+    let push = |reference: &str| {
+        let arguments = ["push", source.path().to_str().unwrap(), reference, "--registry", registry.url.as_str()];
+        user.pf(&arguments, "", &[("PF_TOKEN", of_team.expose())])
+    };
+    assert_eq!(push("team/agent:x").0, 0);
+    let (code, text) = push("other/agent:x");
+    assert!(code == 5 && text.contains("the scope other/agent:push"), "{code}: {text}");
+    assert!(text.contains(&format!("`pf login --registry {}` stores it", registry.url)) && !text.contains("`pf ls"), "{text}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -71,7 +71,7 @@ impl Caller {
         let denied = || ApiError::new(ErrorCode::Denied, format!("the access token does not permit the action {:?} here", action.name()));
         let is_permitted = match target {
             Target::Registry => token.domain.is_none() && token.scopes.iter().any(|scope| scope.permits_everywhere(action)),
-            _ if token.domain.is_some_and(|own| own != domain) => return Err(ApiError::from(Error::DomainUnknown(domain.clone())).hidden()),
+            _ if token.domain.is_some_and(|own| own != domain) => return Err(elsewhere(domain, &self.home())),
             Target::Domain => token.scopes.iter().any(|scope| scope.permits_everywhere(action)),
             Target::Some => token.scopes.iter().any(|scope| scope.names(action)),
             Target::Repository(repository) => {
@@ -234,6 +234,19 @@ impl Caller {
         let seen: HashSet<Digest> = seen.into_iter().map(|(digest, _)| digest).collect();
         Ok(unseen.into_iter().map(|(digest, _)| digest).filter(|digest| !seen.contains(digest)).collect())
     }
+}
+
+/// The refusal of a token of one domain in another. It is the same whether or not there is that
+/// other one, and tells of the holder's own domain only.
+fn elsewhere(domain: &DomainName, own: &DomainName) -> ApiError {
+    let address = match *own == DomainName::default() {
+        true => "without /domains/NAME at its end".to_owned(),
+        false => format!("with /{}/{own} at its end", DomainName::FOLDER),
+    };
+    let detail = format!(
+        "domain {domain} does not exist for this access token, which is for the domain {own}: use the registry's address {address}"
+    );
+    ApiError::new(ErrorCode::DomainUnknown, detail).hidden()
 }
 
 /// Where the list of repositories goes on, at or behind `after`, such that no repository that a

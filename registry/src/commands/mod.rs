@@ -16,8 +16,7 @@ mod tool;
 use crate::Error;
 use crate::config::{Config, Overrides};
 use clap::{Arg, Args, Parser, Subcommand};
-use pfr_client::json::ErrorDocument;
-use pfr_schema::ErrorCode;
+use pfr_client::cli::Failure;
 use pfr_service::settings;
 use std::io::Write as _;
 use std::path::PathBuf;
@@ -49,7 +48,7 @@ pub fn main() -> ExitCode {
             }
             if json && error.use_stderr() {
                 let (message, hint) = settings::explain(&error);
-                return report(&ErrorDocument { code: ErrorCode::InvalidRequest.name(), message, hint, exit_code: USAGE });
+                return with(Failure::usage(message), hint).report(json);
             }
             // The same for standard error.
             let _ = error.print();
@@ -58,21 +57,24 @@ pub fn main() -> ExitCode {
     };
     match cli.command.run() {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) if json => {
-            let code = error.code().map_or("interrupted", ErrorCode::name);
-            report(&ErrorDocument { code, message: error.to_string(), hint: None, exit_code: error.exit_code() })
-        }
-        Err(error) => {
-            let _ = writeln!(std::io::stderr(), "pf-registry: {error}");
-            ExitCode::from(error.exit_code())
-        }
+        Err(error) => failure(&error).report(json),
     }
 }
 
-/// Writes an error as JSON, on one line.
-fn report(error: &ErrorDocument) -> ExitCode {
-    let _ = writeln!(std::io::stderr(), "{error}");
-    ExitCode::from(error.exit_code)
+/// The error as `pf` reports its own.
+fn failure(error: &Error) -> Failure {
+    match error.code() {
+        Some(code) => with(Failure::new(code, error.to_string()), error.hint()),
+        None => Failure::interrupted(error.exit_code(), error.to_string()),
+    }
+}
+
+/// A failure with advice, if there is some.
+fn with<S: AsRef<str>>(failure: Failure, hint: Option<S>) -> Failure {
+    match hint {
+        Some(hint) => failure.hint(hint.as_ref()),
+        None => failure,
+    }
 }
 
 /// A command.
@@ -112,14 +114,18 @@ pub(crate) enum Command {
 
 /// Settings that say which store a tool works on.
 const WHICH_STORE: [&str; 3] = ["data", "database", "storage"];
+const DATA: &str = "Directory of the store: packs and metadata. Required unless both --database and --storage are given";
 const MORE: &str = "The other settings of `pf-registry serve` are accepted, too; most matter to a server only.";
 
 /// Hides the settings of a server from the help of other commands. They accept them nevertheless:
 /// one settings file and one environment serve all commands.
 fn of_tool(argument: Arg) -> Arg {
     let id = argument.get_id().as_str();
+    let is_data = id == "data";
     if id == "config" || WHICH_STORE.contains(&id) {
-        return argument.help_heading("Store");
+        let argument = argument.help_heading("Store");
+        // A server makes it; most tools refuse one that is not there.
+        return if is_data { argument.help(DATA) } else { argument };
     }
     let settings = Overrides::augment_args(clap::Command::new("serve"));
     let of_server = settings.get_arguments().any(|setting| setting.get_id().as_str() == id);

@@ -1,5 +1,5 @@
-//! The base path of a domain: `/domains/NAME` before `/v1/…`, and before the pages at `/`, `/ui` and
-//! `/ui/…`.
+//! The base path of a domain: `/domains/NAME` before `/v1/…`, and before the pages at `/`, `/ui`
+//! and `/ui/…`.
 //!
 //! It is taken off before the router sees the path, so every route of the API and every page is
 //! there for every domain, and routes, metrics and layers know one path each. Nothing else belongs

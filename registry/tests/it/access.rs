@@ -348,8 +348,11 @@ impl Callers {
             Registry => assert_eq!(ask("", other).await.0, ErrorCode::Denied, "{}", call.route),
             _ => {
                 for (base, name) in [("", "default"), ("/domains/more", "more"), ("/domains/nowhere", "nowhere")] {
-                    let expected = (ErrorCode::DomainUnknown, format!("domain {name} does not exist"));
-                    assert_eq!(ask(base, other).await, expected, "{} at {base:?}", call.route);
+                    let detail = format!(
+                        "domain {name} does not exist for this access token, which is for the domain acme: use the registry's address \
+                         with /domains/acme at its end"
+                    );
+                    assert_eq!(ask(base, other).await, (ErrorCode::DomainUnknown, detail), "{} at {base:?}", call.route);
                 }
             }
         }

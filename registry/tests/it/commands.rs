@@ -114,6 +114,30 @@ async fn tokens_are_made_listed_and_revoked_on_the_database() {
 }
 
 #[test]
+fn errors_are_reported_as_pf_reports_its_own() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let data = dir.path().to_str().expect("a path");
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let listen = taken.local_addr().expect("an address").to_string();
+    let (code, _, stderr) = run(&["serve", "--data", data, "--listen", &listen]);
+    let says = format!("error: cannot listen on {listen}: ");
+    assert!(code == 1 && stderr.contains(&says) && stderr.contains("\n  hint: another process listens there"), "{code}: {stderr}");
+    let (code, _, stderr) = run(&["token", "list", "--data", "/nonexistent", "--json"]);
+    let document: Value = serde_json::from_str(stderr.lines().last().expect("a line")).expect("JSON");
+    assert_eq!((code, document["code"].as_str()), (5, Some("not_found")), "{stderr}");
+}
+
+#[test]
+fn only_the_help_of_a_server_says_that_the_directory_is_made() {
+    let words = |text: String| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>().join(" ");
+    let says = |arguments: &[&str]| words(run(arguments).1).contains("Made if it does not exist");
+    assert!(says(&["serve", "--help"]));
+    for tool in [&["token", "create", "--help"][..], &["domain", "list", "--help"], &["gc", "--help"], &["fsck", "--help"]] {
+        assert!(!says(tool), "{tool:?}");
+    }
+}
+
+#[test]
 fn the_program_alone_prints_its_help_and_usage_ignores_the_environment() {
     let (code, stdout, stderr) = run(&[]);
     assert!(code == 0 && stdout.contains("Usage: pf-registry") && stderr.is_empty(), "{stdout}{stderr}");

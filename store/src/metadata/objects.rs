@@ -43,8 +43,8 @@ pub(super) async fn missing<B: Backend>(backend: &B, push: PushId, wanted: Vec<(
     Ok(missing)
 }
 
-/// Looks in the order of the digests, in which neighbours share pages of the index, and with as many
-/// connections as the request is large.
+/// Looks in the order of the digests, in which neighbours share pages of the index, and with as
+/// many connections as the request is large.
 async fn look_at_once<B: Backend>(backend: &B, push: &PushId, wanted: Vec<(Digest, Kind)>) -> Result<Look> {
     let mut order: Vec<usize> = (0..wanted.len()).collect();
     order.sort_unstable_by_key(|&position| wanted[position].0);

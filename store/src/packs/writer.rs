@@ -228,14 +228,13 @@ impl PackWriter {
     async fn discard(&mut self) {
         // Only a later transaction that finds it unfinished proves that the failed one did not take
         // place.
-        match self.store.metadata.renew_pack(None, self.id, self.store.options.lease).await {
-            Ok(()) => match self.store.packs.delete(&path(&self.key)).await.map_err(Error::packs) {
-                Ok(()) => self.forget().await,
-                Err(error) => {
-                    tracing::debug!(%error, pack = self.key, "deleting the bytes of a refused pack failed, leaving them to collection")
-                }
-            },
-            Err(error) => tracing::debug!(%error, pack = self.key, "a pack was refused, leaving its bytes to collection"),
+        if let Err(error) = self.store.metadata.renew_pack(None, self.id, self.store.options.lease).await {
+            tracing::debug!(%error, pack = self.key, "a pack was refused, leaving its bytes to collection");
+            return;
+        }
+        match self.store.packs.delete(&path(&self.key)).await {
+            Ok(()) => self.forget().await,
+            Err(error) => tracing::debug!(%error, pack = self.key, "deleting the bytes of a refused pack failed"),
         }
     }
 

@@ -39,8 +39,8 @@ pub async fn login(context: &mut Context, args: Login) -> Result<(), Failure> {
             let hint = "it may have expired or been revoked: ask the registry's operator for a new one";
             return Err(Failure::new(ErrorCode::Unauthorized, message).hint(hint));
         }
-        TokenCheck::OtherDomain => {
-            let message = format!("the token is valid, and not for {url}; nothing was stored");
+        TokenCheck::OtherDomain(reason) => {
+            let message = format!("the token is not for {url}, nothing was stored: {reason}");
             return Err(
                 Failure::new(ErrorCode::DomainUnknown, message).hint("the address of a domain is that of the registry and /domains/NAME")
             );

@@ -7,7 +7,7 @@ use crate::cli::output::human::{bytes, count, duration};
 use crate::cli::progress::{Standing, watch};
 use crate::cli::suggest::{Advice, Suggestion};
 use pfr_client::{Progress, PushReport, PushTarget, Site, Source};
-use pfr_schema::{Digest, Reference, RepositoryName, Selector, Tag};
+use pfr_schema::{Digest, ErrorCode, Reference, RepositoryName, Selector, Tag};
 use pfr_store::Pin;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -20,10 +20,10 @@ pub async fn run(context: &mut Context, args: Push) -> Result<(), Failure> {
     let repository = args.target.repository.clone();
     let if_tag_is = Expected::state(args.if_tag_is, &Site::Registry(remote.clone()), &repository).await?;
     let compression = context.compression(args.encode.compression);
-    let target = PushTarget { repository, tag: Some(tag), if_tag_is, parents, compression };
+    let target = PushTarget { repository: repository.clone(), tag: Some(tag), if_tag_is, parents, compression };
     let progress = Progress::default();
     let work = pfr_client::push(&origin.source, &remote, target, &progress);
-    let report = watch(context.quiet, || Standing::of(&progress), work).await?;
+    let report = watch(context.quiet, || Standing::of(&progress), work).await.map_err(|error| refused(error, &repository))?;
     if let Origin { source: Source::Store { store, snapshot }, repository: Some(repository) } = &origin {
         // The local copy is no longer the only one, so it may be evicted. If this fails it stays,
         // and `pf ls --local --pinned` shows it.
@@ -31,6 +31,21 @@ pub async fn run(context: &mut Context, args: Push) -> Result<(), Failure> {
     }
     let summary = format!("{}, {}", brief(&report), duration(Duration::from_secs_f64(report.seconds)));
     context.report(&report, [summary], &report.digest.to_string())
+}
+
+/// A push makes its repository. So the registry says only to a token that may not push to a
+/// repository, and may not even see it, that there is none.
+fn refused(error: pfr_client::Error, repository: &RepositoryName) -> Failure {
+    let is_hidden = matches!(&error, pfr_client::Error::Registry { problem } if problem.code == ErrorCode::RepositoryUnknown);
+    let failure = Failure::from(error);
+    if !is_hidden {
+        return failure;
+    }
+    let words = format!(
+        "a push makes the repository if there is none, so the token does not permit this push: ask the registry's operator for one with \
+         the scope {repository}:push; "
+    );
+    failure.hint(Advice::from(words).run(Suggestion::new("login")).text(" stores it"))
 }
 
 /// What is pushed.
