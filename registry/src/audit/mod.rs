@@ -256,7 +256,10 @@ impl Trail {
     /// The entry of a change that its transaction writes: `status` is that of its answer,
     /// `if_there` that of the answer if nothing had to be made.
     pub(crate) fn change(&self, status: u16, if_there: Option<u16>) -> AuditEntry {
-        AuditEntry { status_if_there: if_there, ..self.entry(AuditOutcome::Done, Some(status)) }
+        let entry = self.entry(AuditOutcome::Done, Some(status));
+        let about = (entry.record.domain.as_ref(), entry.record.repository.as_ref());
+        let overrides = about.0.zip(about.1).is_some_and(|(domain, repository)| self.0.caller.caller().administers(domain, repository));
+        AuditEntry { status_if_there: if_there, overrides, ..entry }
     }
 
     fn entry(&self, outcome: AuditOutcome, status: Option<u16>) -> AuditEntry {
@@ -280,7 +283,7 @@ impl Trail {
             subject,
             ..AuditRecord::default()
         };
-        AuditEntry { record, status_if_there: None, of_registry }
+        AuditEntry { record, status_if_there: None, of_registry, overrides: false }
     }
 
     /// The request is answered: records a refusal for lack of permission, and a change or work that
@@ -295,7 +298,7 @@ impl Trail {
             }
             return;
         }
-        let is_refusal = is_hidden || matches!(code, ErrorCode::Unauthorized | ErrorCode::Denied);
+        let is_refusal = is_hidden || matches!(code, ErrorCode::Unauthorized | ErrorCode::Denied | ErrorCode::TagImmutable);
         // A request that was turned away before anything was tried is no failed change.
         let was_tried = inner.about.lock().is_some() && !TURNED_AWAY.contains(&code);
         let changes = matches!(operation.when, When::InTransaction | When::Before) && was_tried;
@@ -343,5 +346,17 @@ pub(crate) fn of_command(operation: &str) -> AuditEntry {
         label: Some("command line".to_owned()),
         ..AuditRecord::default()
     };
-    AuditEntry { record, status_if_there: None, of_registry: true }
+    AuditEntry { record, status_if_there: None, of_registry: true, overrides: false }
+}
+
+/// The entry of a deletion that a background task of a domain makes.
+pub(crate) fn of_task(task: &str, domain: &DomainName) -> AuditEntry {
+    let record = AuditRecord {
+        operation: task.to_owned(),
+        action: pfr_schema::Action::Delete.name().to_owned(),
+        label: Some("background task".to_owned()),
+        domain: Some(domain.clone()),
+        ..AuditRecord::default()
+    };
+    AuditEntry { record, status_if_there: None, of_registry: false, overrides: false }
 }
