@@ -211,6 +211,9 @@ settings! {
     scrub_interval_seconds: u64 = 0, "PF_REGISTRY_SCRUB_INTERVAL_SECONDS", "S";
     /// Bytes that such a scrub reads a second, at most [default: 33554432]; 0 for no limit.
     scrub_bytes_per_second: u64 = 32 << 20, "PF_REGISTRY_SCRUB_BYTES_PER_SECOND", "SIZE", value_parser = size::<u64> => "size_in_file";
+    /// Seconds between runs of the retention policies, about [default: 3600]; 0 for never. From an
+    /// hour on, a run by one replica counts for all.
+    retention_interval_seconds: u64 = 3600, "PF_REGISTRY_RETENTION_INTERVAL_SECONDS", "S";
     /// Base URL of the registry that is asked for what is not here; empty for none [default: none].
     upstream: String = String::new(), "PF_REGISTRY_UPSTREAM", "URL";
     /// Seconds for which a tag that came from the upstream is served before it is looked at again

@@ -5,7 +5,7 @@
 //! every few seconds ─▶ catalogue ─▶ new domains begin their background work, deleted ones end it
 //! ```
 
-use crate::background::{Collector, Limits, schedule};
+use crate::background::{Collector, Limits, Retention, schedule};
 use crate::config::Config;
 use crate::metrics::forget;
 use crate::problem::ApiError;
@@ -25,6 +25,7 @@ pub(crate) struct Domain {
     pub(crate) name: DomainName,
     pub(crate) store: Store,
     pub(crate) collector: Collector,
+    pub(crate) retention: Retention,
     pub(crate) schedule: Schedule,
     collections: Arc<Semaphore>,
 }
@@ -32,8 +33,9 @@ pub(crate) struct Domain {
 impl Domain {
     fn new(name: DomainName, store: Store, limits: &Limits, config: &Config, removes: Option<pfr_store::Domains>) -> Arc<Self> {
         let collector = Collector::new(store.clone(), name.clone(), Duration::from_secs(config.gc_grace_seconds));
-        let schedule = schedule(&store, &collector, limits, config, removes);
-        Arc::new(Self { name, store, collector, schedule, collections: Arc::new(Semaphore::new(1)) })
+        let retention = Retention::new(store.clone(), name.clone());
+        let schedule = schedule(&store, &collector, &retention, limits, config, removes);
+        Arc::new(Self { name, store, collector, retention, schedule, collections: Arc::new(Semaphore::new(1)) })
     }
 
     /// A permit to collect on request, at once or not at all: a second collection would find

@@ -52,7 +52,7 @@ groups! {
     ]];
     /// Commits.
     Committing = [ANY, BODY, &[
-        PushUnknown, BlobUnknown, InvalidDocument, TagMoved, CorruptStore, StorageFull, QuotaExceeded
+        PushUnknown, BlobUnknown, InvalidDocument, TagMoved, TagImmutable, CorruptStore, StorageFull, QuotaExceeded
     ]];
     /// Downloads.
     Fetching = [ANY, BODY, &[RepositoryUnknown, BlobUnknown]];
@@ -62,8 +62,8 @@ groups! {
     Checking = [ANY, &[StorageFull]];
     /// Making a domain.
     Creating = [ANY, &[DomainBusy, StorageFull]];
-    /// Setting a quota.
-    QuotaSetting = [ANY, BODY, &[StorageFull]];
+    /// Setting a quota, or retention policies.
+    Setting = [ANY, BODY, &[StorageFull]];
     /// Making an access token.
     TokenCreating = [ANY, BODY, &[StorageFull]];
     /// Revoking an access token.
@@ -73,7 +73,7 @@ groups! {
     /// Reads about collections.
     Collected = [ANY, &[NotFound]];
     /// Changes of tags and snapshots.
-    Tagging = [ANY, BODY, &[AmbiguousDigest, RepositoryUnknown, SnapshotUnknown, TagUnknown, TagMoved, StorageFull]];
+    Tagging = [ANY, BODY, &[AmbiguousDigest, RepositoryUnknown, SnapshotUnknown, TagUnknown, TagMoved, TagImmutable, StorageFull]];
 }
 
 fn problems(groups: &[&[ErrorCode]]) -> BTreeMap<String, RefOr<Response>> {

@@ -40,6 +40,7 @@ pub(crate) const QUOTA_OBJECTS: &str = "pf_quota_objects";
 pub(crate) const QUOTA_USED_OBJECTS: &str = "pf_quota_used_objects";
 pub(crate) const QUOTA_SNAPSHOTS: &str = "pf_quota_snapshots";
 pub(crate) const QUOTA_USED_SNAPSHOTS: &str = "pf_quota_used_snapshots";
+pub(crate) const RETENTION_DELETED: &str = "pf_retention_deleted_snapshots_total";
 pub(crate) const RATE_LIMITED: &str = "pf_rate_limited_requests_total";
 pub(crate) const THROTTLED: &str = "pf_throttled_bytes_total";
 pub(crate) const AUDIT_MISSED: &str = "pf_audit_missed_records_total";
@@ -135,6 +136,7 @@ fn describe() {
     describe_gauge!(QUOTA_USED_OBJECTS, Unit::Count, "Blobs that it holds.");
     describe_gauge!(QUOTA_SNAPSHOTS, Unit::Count, "Snapshots that a domain may hold, if there is a limit.");
     describe_gauge!(QUOTA_USED_SNAPSHOTS, Unit::Count, "Snapshots that it holds.");
+    describe_counter!(RETENTION_DELETED, Unit::Count, "Snapshots that retention policies deleted.");
     describe_counter!(RATE_LIMITED, Unit::Count, "Requests refused with `rate_limited`, by the limit: token, address or domain.");
     describe_counter!(THROTTLED, Unit::Bytes, "Bytes of streams that had to wait for a limit on bytes a second, by direction.");
     describe_counter!(AUDIT_MISSED, Unit::Count, "Refused and failed requests whose record in the audit log could not be written.");
@@ -160,6 +162,7 @@ fn describe() {
         GC_MOVED,
         GC_MERGED,
         GC_DELETED,
+        RETENTION_DELETED,
         AUDIT_MISSED,
     ] {
         metrics::counter!(name).increment(0);

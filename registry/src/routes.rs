@@ -10,7 +10,7 @@ use crate::http::request;
 use crate::pull_through::{self, PullThrough};
 use crate::ui;
 use crate::v1::{
-    audit, domains, forks, frames, gc, inspect, integrity, pushes, quotas, repositories, snapshots, stats, tags, tasks, tokens,
+    audit, domains, forks, frames, gc, inspect, integrity, pushes, quotas, repositories, retention, snapshots, stats, tags, tasks, tokens,
 };
 use axum::Router;
 use axum::middleware;
@@ -109,6 +109,9 @@ fn table() -> OpenApiRouter<App> {
         domains::delete,
         quotas::get,
         quotas::put,
+        retention::get,
+        retention::put,
+        retention::run,
         tokens::list,
         tokens::create,
         tokens::revoke,

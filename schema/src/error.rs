@@ -251,6 +251,8 @@ error_codes! {
     NotFound = "not_found", 404, 5, false, "No such address";
     /// The tag does not point where the caller said.
     TagMoved = "tag_moved", 412, 3, false, "The tag does not point where the caller said";
+    /// A retention policy keeps the tag where it is.
+    TagImmutable = "tag_immutable", 403, 6, false, "The tag is immutable";
     /// A domain of this name is being deleted.
     DomainBusy = "domain_busy", 409, 3, true, "A domain of this name is being deleted";
     /// A token is needed.

@@ -226,6 +226,18 @@ impl FromStr for Selector {
     }
 }
 
+impl Serialize for Selector {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Selector {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
 /// `[[http(s)://]host[:port]/[domains/name/]]repository[:tag[~N]|@digest]`.
 ///
 /// Without a scheme, the first component is a host as docker has it: if a `/` follows it and it is

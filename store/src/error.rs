@@ -116,6 +116,14 @@ pub enum Error {
         /// Its tags.
         tags: Vec<Tag>,
     },
+    /// A retention policy keeps a tag where it is.
+    #[error("the tag {tag} of {repository} is immutable: only an administrator moves or deletes it; nothing was changed")]
+    TagImmutable {
+        /// The repository.
+        repository: RepositoryName,
+        /// The tag.
+        tag: Tag,
+    },
     /// The request contradicts itself.
     #[error("{0}")]
     Invalid(String),
@@ -221,6 +229,7 @@ impl Error {
             Self::BlobUnknown { .. } => ErrorCode::BlobUnknown,
             Self::PushUnknown(_) => ErrorCode::PushUnknown,
             Self::TagMoved { .. } | Self::TagsMoved { .. } => ErrorCode::TagMoved,
+            Self::TagImmutable { .. } => ErrorCode::TagImmutable,
             Self::Invalid(_) => ErrorCode::InvalidRequest,
             Self::Corrupt { .. } => ErrorCode::CorruptStore,
             Self::Unprovable { .. } => ErrorCode::TooLarge,

@@ -32,6 +32,7 @@ mod metadata;
 mod names;
 mod packs;
 mod places;
+mod retention;
 mod room;
 #[cfg(feature = "cloud")]
 pub mod storage;
@@ -57,6 +58,7 @@ pub use inspect::{PrefixIndexTask, VerifyProgress};
 pub use integrity::ScrubOptions;
 pub use live::LivePush;
 pub use metadata::*;
+pub use retention::{Criteria, KeepLast};
 pub use room::{Freeing, MadeRoom};
 pub use store::{Options, PushSession, Store, document_frame};
 pub use tasks::{Budget, Lane, RunEnd, Schedule, Task};

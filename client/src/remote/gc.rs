@@ -1,4 +1,4 @@
-//! Endpoints of collection and of background tasks.
+//! Endpoints of collection, of retention and of background tasks.
 
 use super::Remote;
 use super::read::page;
@@ -33,6 +33,21 @@ impl Remote {
     /// What takes up room in the registry, and until when.
     pub async fn usage(&self) -> Result<api::Usage> {
         self.get(self.path(&["usage"])).await
+    }
+
+    /// The retention policies of the domain.
+    pub async fn retention(&self) -> Result<api::RetentionPolicies> {
+        self.get(self.path(&["retention"])).await
+    }
+
+    /// Sets all retention policies of the domain.
+    pub async fn set_retention(&self, policies: &api::RetentionPolicies) -> Result<api::RetentionPolicies> {
+        self.json(self.with_json(Method::PUT, self.path(&["retention"]), policies)?).await
+    }
+
+    /// Deletes what the retention policies say; answered when that is done.
+    pub async fn run_retention(&self, request: &api::RetentionRequest) -> Result<api::RetentionReport> {
+        self.proof(self.with_json(Method::POST, self.path(&["retention", "run"]), request)?).await
     }
 
     /// The background tasks of the registry.

@@ -124,7 +124,9 @@ async fn sizes_end_in_bytes_and_moments_are_rfc_3339_in_every_command() {
     answering(&socket);
     let tokens = dir.path().join("tokens.json");
     std::fs::write(&tokens, "[1, 2, 3]").unwrap();
-    let (agent, tokens) = (socket.to_str().unwrap(), tokens.to_str().unwrap());
+    let policies = dir.path().join("policies.json");
+    std::fs::write(&policies, r#"{"policies": [{"name": "all", "repositories": "*", "max_age_seconds": 1}]}"#).unwrap();
+    let (agent, tokens, policies) = (socket.to_str().unwrap(), tokens.to_str().unwrap(), policies.to_str().unwrap());
     let fingerprint = pfr_schema::Digest::sha256(b"f").to_string();
     let mut seen = Vec::new();
     let mut without = commands(dir.path());
@@ -156,6 +158,9 @@ async fn sizes_end_in_bytes_and_moments_are_rfc_3339_in_every_command() {
         &["tasks"],
         &["tasks", "pause", "compaction", "--for", "1h"],
         &["tasks", "resume", "compaction"],
+        &["retention"],
+        &["retention", "set", policies],
+        &["retention", "run", "--dry-run"],
         &["prune", "*", "--keep-last", "5", "--dry-run"],
         &["fork", "team/agent:a", "-n", "2"],
         &["match", "team/agent", "--tokens", tokens, "--fingerprint", &fingerprint],

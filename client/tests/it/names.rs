@@ -295,3 +295,26 @@ async fn every_command_takes_a_host_without_a_scheme_and_a_digest_cut_short() {
     }
     assert_eq!(asked.lock().unwrap().len(), 4, "the agent was asked");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn prune_leaves_what_a_policy_of_the_registry_makes_immutable_and_a_wrong_policy_is_not_sent() {
+    let (registry, dir) = (Registry::start().await, tempfile::tempdir().unwrap());
+    for (name, pages) in [("v1", [1]), ("wip", [2])] {
+        push_dir(&registry.remote(), directory(SMALL, &pages).path(), name).await.unwrap();
+    }
+    let file = dir.path().join("policies.json");
+    let set = |policy: &str| {
+        std::fs::write(&file, format!("{{\"policies\": [{{\"name\": \"p\", \"repositories\": \"*\", {policy}}}]}}")).unwrap();
+        pf(dir.path(), &["retention", "set", file.to_str().unwrap(), "--registry", &registry.url])
+    };
+    let (code, _, stderr) = set("\"untagged\": true");
+    assert!(code == 1 && stderr.contains("policies.json") && stderr.contains("$.policies[0].keep_last"), "{stderr}");
+    assert_eq!(registry.store.metadata().retention().await.unwrap().version, 0);
+    let (code, stdout, stderr) = set("\"immutable_tags\": [\"v*\"]");
+    assert!(code == 0 && stdout.contains("IMMUTABLE") && stdout.contains("v*"), "{stdout}{stderr}");
+    let pruned = json(dir.path(), &["prune", "team/agent", "--keep-last", "0", "--registry", &registry.url]);
+    assert_eq!((pruned["deleted"][0]["tags"].clone(), pruned["kept"].as_u64()), (serde_json::json!(["wip"]), Some(1)), "{pruned}");
+    assert_eq!(tags(&registry.store, &repository()).await, self::set(&["v1"]));
+    let (code, _, stderr) = pf(dir.path(), &["rm", "team/agent:v1", "--registry", &registry.url]);
+    assert!(code == 6 && stderr.contains("immutable"), "{code}: {stderr}");
+}

@@ -274,7 +274,10 @@ impl Trail {
     /// The entry of a change that its transaction writes: `status` is that of its answer,
     /// `if_there` that of the answer if nothing had to be made.
     pub(crate) fn change(&self, status: u16, if_there: Option<u16>) -> AuditEntry {
-        AuditEntry { status_if_there: if_there, ..self.entry(AuditOutcome::Done, Some(status)) }
+        let entry = self.entry(AuditOutcome::Done, Some(status));
+        let about = (entry.record.domain.as_ref(), entry.record.repository.as_ref());
+        let overrides = about.0.zip(about.1).is_some_and(|(domain, repository)| self.0.caller.caller().administers(domain, repository));
+        AuditEntry { status_if_there: if_there, overrides, ..entry }
     }
 
     fn entry(&self, outcome: AuditOutcome, status: Option<u16>) -> AuditEntry {
@@ -298,7 +301,7 @@ impl Trail {
             subject,
             ..AuditRecord::default()
         };
-        AuditEntry { record, status_if_there: None, of_registry }
+        AuditEntry { record, status_if_there: None, of_registry, overrides: false }
     }
 
     /// The request is answered: records a refusal for lack of permission, a change or work that
@@ -317,7 +320,8 @@ impl Trail {
         let changes = matches!(operation.when, When::InTransaction | When::Before);
         // A limit refuses changes. It also hides the refusals of a caller without a valid token
         // that is refused too often: these are refusals for lack of permission.
-        let is_refusal = is_hidden || matches!(code, ErrorCode::Unauthorized | ErrorCode::Denied) || (is_limited && (changes || !is_known));
+        let lacks_permission = matches!(code, ErrorCode::Unauthorized | ErrorCode::Denied | ErrorCode::TagImmutable);
+        let is_refusal = is_hidden || lacks_permission || (is_limited && (changes || !is_known));
         // A request that was turned away before anything was tried is no failed change.
         let has_failed = is_known && ((changes && !TURNED_AWAY.contains(&code)) || code == ErrorCode::QuotaExceeded);
         if operation.when == When::Never || !(is_refusal || has_failed) {
@@ -376,5 +380,17 @@ pub(crate) fn of_command(operation: &str) -> AuditEntry {
         label: Some("command line".to_owned()),
         ..AuditRecord::default()
     };
-    AuditEntry { record, status_if_there: None, of_registry: true }
+    AuditEntry { record, status_if_there: None, of_registry: true, overrides: false }
+}
+
+/// The entry of a deletion that a background task of a domain makes.
+pub(crate) fn of_task(task: &str, domain: &DomainName) -> AuditEntry {
+    let record = AuditRecord {
+        operation: task.to_owned(),
+        action: pfr_schema::Action::Delete.name().to_owned(),
+        label: Some("background task".to_owned()),
+        domain: Some(domain.clone()),
+        ..AuditRecord::default()
+    };
+    AuditEntry { record, status_if_there: None, of_registry: false, overrides: false }
 }

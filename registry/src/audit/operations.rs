@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 /// Operations that change something in one transaction, which writes their record too.
-const CHANGES: [&str; 10] = [
+const CHANGES: [&str; 11] = [
     "commit",
     "put_tag",
     "delete_tag",
@@ -16,6 +16,7 @@ const CHANGES: [&str; 10] = [
     "create_domain",
     "delete_domain",
     "set_quota",
+    "set_retention",
     "create_token",
     "revoke_token",
 ];
@@ -115,7 +116,7 @@ mod tests {
             operations.0.values().filter(|operation| operation.when == wanted).map(|operation| operation.id.as_str()).collect()
         };
         assert_eq!(ids(When::InTransaction), CHANGES.into());
-        assert_eq!(ids(When::Before), ["start_gc", "pause_task", "resume_task", "scrub"].into());
+        assert_eq!(ids(When::Before), ["start_gc", "pause_task", "resume_task", "scrub", "run_retention"].into());
         assert!(PREPARATIONS.iter().all(|id| ids(When::IfReads).contains(id)));
         assert_eq!(ids(When::Never), ["livez", "readyz", "openapi", "GET /ui/-/style.css", "GET /ui/-/icon.svg"].into());
         assert_eq!(ids(When::IfRefused), [METRICS].into());

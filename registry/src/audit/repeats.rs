@@ -159,7 +159,7 @@ mod tests {
             request_id: Some(id.to_string()),
             ..AuditRecord::default()
         };
-        Pending { domain: DomainName::default(), entry: AuditEntry { record, status_if_there: None, of_registry: false } }
+        Pending { domain: DomainName::default(), entry: AuditEntry { record, status_if_there: None, of_registry: false, overrides: false } }
     }
 
     /// Repositories and numbers of what is to be written.

@@ -107,6 +107,12 @@ impl Caller {
         self.decide(Action::Admin, domain, Target::Domain).is_ok()
     }
 
+    /// Whether the caller is known to be an administrator of a repository. Without tokens no caller
+    /// is.
+    pub(crate) fn administers(&self, domain: &DomainName, repository: &RepositoryName) -> bool {
+        !matches!(self, Self::Anyone) && self.decide(Action::Admin, domain, Target::Repository(repository)).is_ok()
+    }
+
     /// Whether the caller may operate the registry: its domains and tokens.
     pub(crate) fn operates_registry(&self) -> bool {
         self.decide(Action::Admin, &DomainName::default(), Target::Registry).is_ok()

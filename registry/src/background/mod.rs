@@ -4,13 +4,16 @@
 //! name, an interval and a `run`, and one line in [`schedule`].
 
 mod collector;
+mod retention;
 mod tasks;
 
 pub(crate) use collector::Collector;
+pub(crate) use retention::Retention;
 pub(crate) use tasks::REMOVAL;
 
 use crate::config::Config;
 use pfr_store::{Domains, GcPart, PrefixIndexTask, Schedule, ScrubOptions, Store, Task};
+use retention::RetentionTask;
 use std::sync::Arc;
 use std::time::Duration;
 use tasks::{AuditRetentionTask, CollectionTask, DomainRemovalTask, ScrubTask};
@@ -45,7 +48,14 @@ impl Default for Limits {
 
 /// The background tasks of a domain; the default one also `removes` deleted domains. Those of one
 /// lane run in this order: collection empties the packs that compaction then need not copy.
-pub(crate) fn schedule(store: &Store, collector: &Collector, limits: &Limits, config: &Config, removes: Option<Domains>) -> Schedule {
+pub(crate) fn schedule(
+    store: &Store,
+    collector: &Collector,
+    retention: &Retention,
+    limits: &Limits,
+    config: &Config,
+    removes: Option<Domains>,
+) -> Schedule {
     let interval = Duration::from_secs(config.gc_interval_seconds);
     let collection = |name, part| -> Arc<dyn Task> {
         Arc::new(CollectionTask { name, part, interval, collector: collector.clone(), places: Arc::clone(&limits.collections) })
@@ -61,6 +71,7 @@ pub(crate) fn schedule(store: &Store, collector: &Collector, limits: &Limits, co
         collection("journal-summary", GcPart::JournalSummary),
         collection("merging", GcPart::Merging),
         collection("compaction", GcPart::Compaction),
+        Arc::new(RetentionTask { retention: retention.clone(), interval: Duration::from_secs(config.retention_interval_seconds) }),
         Arc::new(AuditRetentionTask {
             store: store.clone(),
             interval: AUDIT_RETENTION,

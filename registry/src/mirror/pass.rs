@@ -153,7 +153,7 @@ impl Pass<'_> {
         }
         match self.destination.put_tag(repository, tag, &Selector::Digest(to), Some(seen.map_or(TagState::Absent, TagState::At))).await {
             Ok(_) => self.report.tags_moved += 1,
-            Err(error) if error.code() == ErrorCode::TagMoved => self.report.conflicts.push(conflict),
+            Err(error) if matches!(error.code(), ErrorCode::TagMoved | ErrorCode::TagImmutable) => self.report.conflicts.push(conflict),
             Err(error) => self.note(repository, Some(to), error)?,
         }
         Ok(())
@@ -163,8 +163,8 @@ impl Pass<'_> {
         for (tag, seen) in there.tags.iter().filter(|(tag, _)| !here.tags.contains_key(*tag)) {
             match self.destination.delete_tag(repository, tag, *seen).await {
                 Ok(()) => self.report.tags_deleted += 1,
-                // Another client deleted or moved it first.
-                Err(error) if matches!(error.code(), ErrorCode::TagMoved | ErrorCode::TagUnknown) => {}
+                // Another client deleted or moved it first, or the target keeps it.
+                Err(error) if matches!(error.code(), ErrorCode::TagMoved | ErrorCode::TagUnknown | ErrorCode::TagImmutable) => {}
                 Err(error) => self.note(repository, Some(*seen), error)?,
             }
         }

@@ -5,7 +5,7 @@ use pfr_schema::{Digest, ErrorCode, RepositoryName, Tag};
 use serde::Serialize;
 
 /// A tag that was not moved: at the target it points at a snapshot that the source does not know,
-/// or it moved meanwhile.
+/// or it moved meanwhile, or it is immutable.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Conflict {
     /// The repository.

@@ -105,8 +105,8 @@ impl Tags {
                 seen.agreed = Some(there);
                 self.store.metadata().mark_followed(repository.clone(), tag.clone(), there).await?;
             }
-            // Another request moved the tag first. Its move stays.
-            Err(error) if error.code() == ErrorCode::TagMoved => {}
+            // Another request moved the tag first. Its move stays. Or the tag is immutable here.
+            Err(error) if matches!(error.code(), ErrorCode::TagMoved | ErrorCode::TagImmutable) => {}
             Err(error) => return Err(error.into()),
         }
         Ok(())

@@ -11,6 +11,7 @@ pub(crate) mod integrity;
 pub(crate) mod pushes;
 pub(crate) mod quotas;
 pub(crate) mod repositories;
+pub(crate) mod retention;
 pub(crate) mod snapshots;
 pub(crate) mod stats;
 pub(crate) mod tags;

@@ -36,7 +36,7 @@ pub(crate) async fn get(
     put, path = "/v1/domains/{domain}/quota", operation_id = "set_quota", tag = "operations",
     params(("domain" = DomainName, Path, description = "Its name")),
     request_body(content = api::QuotaLimits, example = json!({"bytes": 10737418240_u64, "snapshots": 100})),
-    responses((status = 200, description = "The quota, if it has one", body = api::DomainQuota), failures::QuotaSetting),
+    responses((status = 200, description = "The quota, if it has one", body = api::DomainQuota), failures::Setting),
 )]
 pub(crate) async fn put(
     Access { trail, .. }: Access<Admin, Catalogue>,

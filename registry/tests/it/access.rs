@@ -63,6 +63,7 @@ const TABLE: &[(&str, &str, About)] = &[
     ("GET /v1/repositories/{repo}/stats", "pull", Repository),
     ("GET /v1/repositories/{repo}/tags", "pull", Repository),
     ("GET /v1/repositories/{repo}/tags/{tag}", "pull", Repository),
+    ("GET /v1/retention", "admin", Domain),
     ("GET /v1/stats", "pull", Domain),
     ("GET /v1/tasks", "admin", Domain),
     ("GET /v1/tokens", "admin", Registry),
@@ -76,6 +77,7 @@ const TABLE: &[(&str, &str, About)] = &[
     ("POST /v1/repositories/{repo}/pushes/{id}/commit", "push", Repository),
     ("POST /v1/repositories/{repo}/pushes/{id}/missing", "push", Repository),
     ("POST /v1/repositories/{repo}/snapshots/{ref}/verify", "pull", Repository),
+    ("POST /v1/retention/run", "admin", Domain),
     ("POST /v1/scrub", "admin", Domain),
     ("POST /v1/tasks/{task}/pause", "admin", Domain),
     ("POST /v1/tasks/{task}/resume", "admin", Domain),
@@ -84,6 +86,7 @@ const TABLE: &[(&str, &str, About)] = &[
     ("PUT /v1/domains/{domain}/quota", "admin", Registry),
     ("PUT /v1/repositories/{repo}/pushes/{id}/frames", "push", Repository),
     ("PUT /v1/repositories/{repo}/tags/{tag}", "push", Repository),
+    ("PUT /v1/retention", "admin", Domain),
 ];
 
 /// The document and the list of pages are made from the router's own tables, and each action from
@@ -152,7 +155,7 @@ impl World {
         let question = json!({"tokens": [1, 2], "fingerprint": Digest::sha256(b"")});
         let mut calls = Vec::new();
         let reads = ["/livez", "/metrics", "/openapi.json", "/readyz", "/v1/damaged", "/v1/domains", "/v1/gc", "/v1/repositories"];
-        let reads = reads.into_iter().chain(["/v1/audit", "/v1/stats", "/v1/tasks", "/v1/tokens", "/v1/usage"]).map(plain);
+        let reads = reads.into_iter().chain(["/v1/audit", "/v1/retention", "/v1/stats", "/v1/tasks", "/v1/tokens", "/v1/usage"]).map(plain);
         let reads =
             reads.chain(["/snapshots", "/stats", "/tags"].map(repo)).chain(["", "/diff/base", "/lineage", "/page-manifest"].map(of_tag));
         let reads = reads.chain([tag("base"), given("/v1/gc/{run}", &self.run), given("/v1/domains/{domain}", "acme")]);
@@ -163,6 +166,7 @@ impl World {
         let reads = reads.chain([quota()]).chain(pages).chain(["", "/base"].map(of_page));
         calls.extend(reads.map(|path| Call::new(Method::GET, path, Body::None)));
         let of_base = json!({"snapshot": "base"});
+        let policies = json!({"policies": [{"name": "none", "repositories": "none/*", "keep_last": 1, "immutable_tags": ["v*"]}]});
         calls.extend([
             Call::new(Method::POST, repo("/match"), Body::Json(question)),
             Call::new(Method::POST, of_tag("/verify"), Body::None),
@@ -183,6 +187,8 @@ impl World {
             Call::new(Method::DELETE, push(1, ""), Body::None),
             Call::new(Method::PUT, given("/v1/domains/{domain}", "more"), Body::None),
             Call::new(Method::PUT, quota(), Body::Json(json!({"snapshots": 5}))),
+            Call::new(Method::PUT, plain("/v1/retention"), Body::Json(policies)),
+            Call::new(Method::POST, plain("/v1/retention/run"), Body::Json(json!({}))),
             Call::new(Method::DELETE, given("/v1/domains/{domain}", "acme"), Body::None),
             Call::new(Method::POST, plain("/v1/tokens"), Body::Json(json!({"label": "new", "scopes": ["new:pull"]}))),
             Call::new(Method::DELETE, given("/v1/tokens/{token}", self.spare.id().as_str()), Body::None),
@@ -420,11 +426,21 @@ async fn every_route_refuses_every_caller_but_the_right_one_and_a_refusal_change
     }
     registry.stopped().await;
     let registry = Registry::start_again(data.path(), |_| ()).await;
-    let changes =
-        ["commit", "create_domain", "create_token", "delete_domain", "delete_snapshot", "delete_tag", "fork", "put_tag", "revoke_token"];
+    let changes = [
+        "commit",
+        "create_domain",
+        "create_token",
+        "delete_domain",
+        "delete_snapshot",
+        "delete_tag",
+        "fork",
+        "put_tag",
+        "revoke_token",
+        "set_retention",
+    ];
     // That of `set_quota` is in the log of the domain, which is deleted.
     assert_eq!(recorded(&registry, AuditOutcome::Done).await, changes.map(str::to_owned).into());
-    let work = ["pause_task", "resume_task", "scrub", "start_gc"];
+    let work = ["pause_task", "resume_task", "run_retention", "scrub", "start_gc"];
     assert_eq!(recorded(&registry, AuditOutcome::Begun).await, work.map(str::to_owned).into());
     registry.stopped().await;
 }

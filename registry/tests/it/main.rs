@@ -23,6 +23,7 @@ mod problems;
 mod protocol;
 mod quotas;
 mod rates;
+mod retention;
 mod round_trip;
 mod shutdown;
 mod slow;

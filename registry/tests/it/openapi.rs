@@ -1,6 +1,7 @@
 //! The API's document is what clients are written against: a change of it is a decision, not an
 //! accident.
 
+use pfr_schema::api::RetentionPolicies;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -220,6 +221,9 @@ fn lists_and_numbers_in_request_bodies_have_the_bounds_that_the_registry_keeps()
         "fork.count" => json!([1, 10_000]),
         "set_quota.bytes" | "set_quota.objects" | "set_quota.snapshots" => json!([0, pfr_schema::api::QuotaLimits::MOST]),
         "pause_task.seconds" => json!([1, 30 * 86_400]),
+        "set_retention.policies[].keep_last" => json!([1, RetentionPolicies::MOST_LAST]),
+        "set_retention.policies[].max_age_seconds" => json!([1, RetentionPolicies::MOST_SECONDS]),
+        place if place.starts_with("set_retention.") => json!([null, RetentionPolicies::MOST]),
         _ => json!([null, config.max_digests]),
     };
     for (place, schema) in &found {

@@ -76,7 +76,8 @@ async fn commit_now<T: Tx>(tx: &mut T, push: &PushId, commit: &Commit) -> Outcom
         }
     };
     let target = Target { manifest, object, digest };
-    records.extend(put_tags_at(tx, (repository, &name), target, commit.tag.as_slice(), before).await?);
+    let overrides = commit.audit.as_ref().is_some_and(|entry| entry.overrides);
+    records.extend(put_tags_at(tx, (repository, &name), target, commit.tag.as_slice(), before, overrides).await?);
     if let Some(pin) = commit.pin {
         pin_row(tx, manifest, pin, true).await?;
     }

@@ -37,6 +37,7 @@ mod prefixes;
 mod queue;
 mod quota;
 mod restore;
+mod retention;
 mod rows;
 mod runs;
 mod sessions;
@@ -131,8 +132,12 @@ macro_rules! metadata_transactions {
             tags(repository: RepositoryName, after: Option<String>, limit: usize) -> Page<TagRow>
                 = SNAPSHOT |tx| lists::tags(tx, repository, after.as_deref(), *limit);
             /// Points tags at a snapshot of the repository; all or nothing.
+            ///
+            /// # Errors
+            /// [`crate::Error::TagImmutable`] if a retention policy keeps one where it is; so do
+            /// all changes here that move or delete tags, but those of an administrator.
             put_tags(repository: RepositoryName, snapshot: Digest, moves: Vec<TagMove>) -> ()
-                = GROW |tx| names::put_tags(tx, repository, snapshot, moves);
+                = GROW |tx| names::put_tags(tx, repository, snapshot, moves, false);
             /// Makes a change of tags or snapshots. With `once`, while the lease of its session
             /// lasts, the same change again does nothing and answers as the first did. With
             /// `audit`, a change that was made is in the audit log, in the same transaction.
@@ -147,7 +152,7 @@ macro_rules! metadata_transactions {
             mark_followed(repository: RepositoryName, tag: Tag, at: Digest) -> () = GROW |tx| names::mark_followed(tx, repository, tag, at);
             /// Deletes a tag.
             delete_tag(repository: RepositoryName, tag: Tag, expected: Option<TagState>) -> ()
-                = WRITE |tx| names::delete_tag(tx, repository, tag, *expected);
+                = WRITE |tx| names::delete_tag(tx, repository, tag, *expected, false);
             /// One snapshot.
             snapshot(repository: RepositoryName, digest: Digest) -> SnapshotRow = SNAPSHOT |tx| lists::snapshot(tx, repository, digest);
             /// Goes from a snapshot to its first parent, `back` times or as far as the repository
@@ -191,11 +196,11 @@ macro_rules! metadata_transactions {
                 = SNAPSHOT |tx| lists::snapshots(tx, repository, after.as_deref(), *limit);
             /// Deletes a snapshot and the tags that point at it.
             delete_snapshot(repository: RepositoryName, digest: Digest) -> ()
-                = WRITE |tx| snapshots::delete_snapshot(tx, repository, digest, None);
+                = WRITE |tx| snapshots::delete_snapshot(tx, repository, digest, None, false);
             /// The same, if its entity tag is still this one: then its tags are those that the
             /// caller saw.
             delete_snapshot_if(repository: RepositoryName, digest: Digest, etag: Digest) -> ()
-                = WRITE |tx| snapshots::delete_snapshot(tx, repository, digest, Some(etag));
+                = WRITE |tx| snapshots::delete_snapshot(tx, repository, digest, Some(etag), false);
             /// Repositories by name.
             repositories(after: Option<String>, limit: usize) -> Page<RepositoryInfo>
                 = READ |tx| lists::repositories(tx, after.as_deref(), *limit);
@@ -412,6 +417,15 @@ macro_rules! metadata_transactions {
             /// # Errors
             /// [`crate::Error::QuotaExceeded`].
             has_room() -> () = READ |tx| quota::has_room(tx);
+            /// The retention policies of this domain.
+            retention() -> Retention = READ |tx| retention::retention(tx);
+            /// Sets the retention policies of this domain, all at once.
+            set_retention(policies: RetentionPolicies, audit: Option<AuditEntry>) -> ()
+                = WRITE |tx| retention::set(tx, policies, audit.as_ref());
+            /// Deletes a snapshot that a policy chose, with its tags, unless its tags or the
+            /// policies were changed since, or it was pinned.
+            expire_snapshot(expiring: Expiring, audit: Option<AuditEntry>) -> Expiry
+                = WRITE |tx| snapshots::expire(tx, expiring, audit.as_ref());
             /// Adds a record to the audit log.
             add_audit_record(entry: AuditEntry) -> () = WRITE |tx| audit_log::add(tx, entry);
             /// Records of the audit log.

@@ -10,7 +10,7 @@ use super::sessions::{find_session, millis};
 use super::snapshots::{delete_snapshot, manifest_row};
 use super::sql::{Sql, values};
 use super::tx::{Backend, Fail, Mode, Outcome, Tx};
-use super::{AuditEntry, Ended, NameChange, ObjectId, Once, TagMove, audit_log};
+use super::{AuditEntry, Ended, NameChange, ObjectId, Once, TagMove, audit_log, retention};
 use crate::error::{Error, Result};
 use pfr_schema::api::TagState;
 use pfr_schema::journal::Record;
@@ -37,7 +37,7 @@ pub(super) async fn change_names<B: Backend>(
                 {
                     return Ok(());
                 }
-                make(tx, repository, change).await?;
+                make(tx, repository, change, audit.as_ref().is_some_and(|entry| entry.overrides)).await?;
                 audit_log::note(tx, audit.as_ref(), true, |record| audit_log::about_change(record, repository, change)).await
             })
         })
@@ -60,11 +60,11 @@ async fn is_first<T: Tx>(tx: &mut T, repository: &RepositoryName, change: &NameC
     if opened == 0 { Err(Fail::Again) } else { Ok(true) }
 }
 
-async fn make<T: Tx>(tx: &mut T, repository: &RepositoryName, change: &NameChange) -> Outcome<()> {
+async fn make<T: Tx>(tx: &mut T, repository: &RepositoryName, change: &NameChange, overrides: bool) -> Outcome<()> {
     match change {
-        NameChange::PutTags { snapshot, moves } => put_tags(tx, repository, snapshot, moves).await,
-        NameChange::DeleteTag { tag, expected } => delete_tag(tx, repository, tag, *expected).await,
-        NameChange::DeleteSnapshot { snapshot, etag } => delete_snapshot(tx, repository, snapshot, etag.as_ref()).await,
+        NameChange::PutTags { snapshot, moves } => put_tags(tx, repository, snapshot, moves, overrides).await,
+        NameChange::DeleteTag { tag, expected } => delete_tag(tx, repository, tag, *expected, overrides).await,
+        NameChange::DeleteSnapshot { snapshot, etag } => delete_snapshot(tx, repository, snapshot, etag.as_ref(), overrides).await,
     }
 }
 
@@ -135,14 +135,15 @@ fn check_expected(tag: &Tag, expected: Option<TagState>, found: Option<Digest>) 
     }
 }
 
-/// Points tags at `target`; `before` are the targets of the locked tags. Returns the records for
-/// the journal.
+/// Points tags at `target`; `before` are the targets of the locked tags. One that is immutable moves
+/// only if the change `overrides` that. Returns the records for the journal.
 pub(super) async fn put_tags_at<T: Tx>(
     tx: &mut T,
     (repository, name): (i64, &RepositoryName),
     target: Target,
     moves: &[TagMove],
     mut before: BTreeMap<String, Target>,
+    overrides: bool,
 ) -> Outcome<Vec<Record>> {
     let now = tx.now().await?;
     let mut writes: Vec<(&Tag, Option<Target>)> = Vec::with_capacity(moves.len());
@@ -152,6 +153,10 @@ pub(super) async fn put_tags_at<T: Tx>(
         if found.is_none_or(|found| found.manifest != target.manifest) {
             writes.push((tag, found));
         }
+    }
+    if !overrides {
+        let moved: Vec<&Tag> = writes.iter().filter(|(_, found)| found.is_some()).map(|(tag, _)| *tag).collect();
+        retention::must_be_mutable(tx, name, &moved).await?;
     }
     let record = |tag: &Tag| Record::Tag { repository: name.clone(), tag: tag.clone(), manifest: target.digest, at: now };
     let records = writes.iter().map(|(tag, _)| record(tag)).collect();
@@ -190,14 +195,20 @@ pub(super) async fn point_tag<T: Tx>(
     }
 }
 
-pub(super) async fn put_tags<T: Tx>(tx: &mut T, repository: &RepositoryName, snapshot: &Digest, moves: &[TagMove]) -> Outcome<()> {
+pub(super) async fn put_tags<T: Tx>(
+    tx: &mut T,
+    repository: &RepositoryName,
+    snapshot: &Digest,
+    moves: &[TagMove],
+    overrides: bool,
+) -> Outcome<()> {
     let id = visible(tx, repository).await?;
     let (_, object) = manifest_row(tx, id, repository, snapshot).await?;
     let before = lock_with_targets(tx, id, object, moves).await?;
     // Read once more under the lock: no other transaction can delete it now.
     let (manifest, object) = manifest_row(tx, id, repository, snapshot).await?;
     let target = Target { manifest, object, digest: *snapshot };
-    let records = put_tags_at(tx, (id, repository), target, moves, before).await?;
+    let records = put_tags_at(tx, (id, repository), target, moves, before, overrides).await?;
     note(tx, &records).await
 }
 
@@ -209,7 +220,13 @@ pub(super) async fn mark_followed<T: Tx>(tx: &mut T, repository: &RepositoryName
     Ok(())
 }
 
-pub(super) async fn delete_tag<T: Tx>(tx: &mut T, repository: &RepositoryName, tag: &Tag, expected: Option<TagState>) -> Outcome<()> {
+pub(super) async fn delete_tag<T: Tx>(
+    tx: &mut T,
+    repository: &RepositoryName,
+    tag: &Tag,
+    expected: Option<TagState>,
+    overrides: bool,
+) -> Outcome<()> {
     let id = visible(tx, repository).await?;
     let seen = targets(tx, id, &[tag]).await?;
     let objects: Vec<ObjectId> = seen.values().map(|target| target.object).collect();
@@ -217,6 +234,9 @@ pub(super) async fn delete_tag<T: Tx>(tx: &mut T, repository: &RepositoryName, t
     let found = targets(tx, id, &[tag]).await?.remove(tag.as_str());
     check_expected(tag, expected, found.map(|target| target.digest))?;
     let target = found.ok_or_else(|| Error::TagUnknown { repository: repository.clone(), tag: tag.clone() })?;
+    if !overrides {
+        retention::must_be_mutable(tx, repository, &[tag]).await?;
+    }
     let delete = "DELETE FROM tags WHERE repository = $1 AND name = $2 AND manifest = $3";
     let deleted = tx.execute(delete, values![id, tag, target.manifest]).await?;
     if deleted == 0 || !objects.contains(&target.object) {

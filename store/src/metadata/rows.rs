@@ -8,6 +8,7 @@ mod integrity;
 mod journal;
 mod packs;
 mod prefixes;
+mod retention;
 mod stats;
 
 pub use access::AccessTokenRow;
@@ -18,11 +19,12 @@ pub use integrity::*;
 pub use journal::*;
 pub use packs::*;
 pub use prefixes::{PrefixHit, PrefixHits, PrefixMark, PrefixPassing, PrefixPath, Prefixed};
+pub use retention::*;
 pub use stats::*;
 
 pub(crate) use prefixes::{PASSES, WAYPOINT, levels, short, steps, waypoints};
 
-pub use pfr_schema::api::{AuditRecord, Quota, QuotaLimits, RepositoryInfo};
+pub use pfr_schema::api::{AuditRecord, Quota, QuotaLimits, RepositoryInfo, RetentionPolicies};
 use pfr_schema::api::{TagInfo, TagState};
 use pfr_schema::codec::Codec;
 use pfr_schema::container::Child;

@@ -7,7 +7,7 @@ use super::objects::{lock, release};
 use super::quota::Growth;
 use super::sql::{int, values};
 use super::tx::{Fail, Outcome, Tx};
-use super::{Evictable, ObjectId, Pin, PinnedSnapshot, quota};
+use super::{AuditEntry, Evictable, Expiring, Expiry, ObjectId, Pin, PinnedSnapshot, audit_log, quota, retention};
 use crate::error::Error;
 use pfr_schema::api::snapshot_etag;
 use pfr_schema::journal::Record;
@@ -29,12 +29,35 @@ pub(super) fn unknown(repository: &RepositoryName, digest: &Digest) -> Fail {
 }
 
 /// Deletes a snapshot; with `etag` only with the tags that it had when its entity tag was this one.
-pub(super) async fn delete_snapshot<T: Tx>(tx: &mut T, repository: &RepositoryName, digest: &Digest, etag: Option<&Digest>) -> Outcome<()> {
-    delete_if(tx, repository, digest, Condition { etag, used_at: None }).await.map(|_| ())
+/// One with an immutable tag goes only if the change `overrides` that.
+pub(super) async fn delete_snapshot<T: Tx>(
+    tx: &mut T,
+    repository: &RepositoryName,
+    digest: &Digest,
+    etag: Option<&Digest>,
+    overrides: bool,
+) -> Outcome<()> {
+    delete_if(tx, repository, digest, Condition { etag, mutable: !overrides, ..Condition::default() }).await.map(|_| ())
+}
+
+pub(super) async fn expire<T: Tx>(tx: &mut T, expiring: &Expiring, audit: Option<&AuditEntry>) -> Outcome<Expiry> {
+    let Expiring { repository, digest, etag, version } = expiring;
+    if !retention::is_current(tx, *version).await? {
+        return Ok(Expiry::Kept);
+    }
+    let condition = Condition { etag: Some(etag), unpinned: true, ..Condition::default() };
+    match delete_if(tx, repository, digest, condition).await {
+        Ok(true) => {}
+        Ok(false) | Err(Fail::Store(Error::TagsMoved { .. })) => return Ok(Expiry::Kept),
+        Err(Fail::Store(Error::SnapshotUnknown { .. } | Error::RepositoryUnknown(_))) => return Ok(Expiry::Gone),
+        Err(other) => return Err(other),
+    }
+    audit_log::note(tx, audit, true, |record| audit_log::about_names(record, repository, Some(*digest), &[])).await?;
+    Ok(Expiry::Deleted)
 }
 
 pub(super) async fn evict<T: Tx>(tx: &mut T, snapshot: &Evictable) -> Outcome<bool> {
-    let unused = Condition { used_at: Some(snapshot.used_at), ..Condition::default() };
+    let unused = Condition { used_at: Some(snapshot.used_at), unpinned: true, ..Condition::default() };
     match delete_if(tx, &snapshot.repository, &snapshot.digest, unused).await {
         Err(Fail::Store(Error::SnapshotUnknown { .. } | Error::RepositoryUnknown(_))) => Ok(false),
         other => other,
@@ -46,8 +69,12 @@ pub(super) async fn evict<T: Tx>(tx: &mut T, snapshot: &Evictable) -> Outcome<bo
 struct Condition<'a> {
     /// Its tags are those of this entity tag.
     etag: Option<&'a Digest>,
-    /// It was last used then, and nothing pins it.
+    /// It was last used then.
     used_at: Option<u64>,
+    /// Nothing pins it.
+    unpinned: bool,
+    /// None of its tags is immutable.
+    mutable: bool,
 }
 
 /// Deletes a snapshot. Returns false if it was used or pinned since.
@@ -58,15 +85,19 @@ async fn delete_if<T: Tx>(tx: &mut T, repository: &RepositoryName, digest: &Dige
     // Read once more under the lock: no other transaction can delete it or move a tag to it now.
     let (manifest, object) = manifest_row(tx, id, repository, digest).await?;
     // A transaction that pins it waits for this row.
-    let wanted = "SELECT id FROM manifests WHERE id = $1 AND ($2::bigint IS NULL OR (pinned = 0 AND used_at = $2)) FOR UPDATE";
-    let row: Option<i64> = tx.first(wanted, values![manifest, condition.used_at]).await?;
+    let wanted =
+        "SELECT id FROM manifests WHERE id = $1 AND ($2::bigint IS NULL OR used_at = $2) AND ($3 = false OR pinned = 0) FOR UPDATE";
+    let row: Option<i64> = tx.first(wanted, values![manifest, condition.used_at, condition.unpinned]).await?;
     if row.is_none() {
         return Ok(false);
     }
-    if let Some(etag) = condition.etag {
+    if condition.etag.is_some() || condition.mutable {
         let tags: Vec<Tag> = tx.query("SELECT name FROM tags WHERE manifest = $1 ORDER BY name", values![manifest]).await?;
-        if snapshot_etag(digest, &tags) != *etag {
+        if condition.etag.is_some_and(|etag| snapshot_etag(digest, &tags) != *etag) {
             return Err(Error::TagsMoved { repository: repository.clone(), snapshot: *digest, tags }.into());
+        }
+        if condition.mutable {
+            retention::must_be_mutable(tx, repository, &tags.iter().collect::<Vec<_>>()).await?;
         }
     }
     remove(tx, manifest, object).await?;

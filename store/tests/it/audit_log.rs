@@ -20,7 +20,7 @@ fn entry(operation: &str) -> AuditEntry {
         request_id: Some("trace-1".into()),
         ..AuditRecord::default()
     };
-    AuditEntry { record, status_if_there: Some(200), of_registry: false }
+    AuditEntry { record, status_if_there: Some(200), of_registry: false, overrides: false }
 }
 
 /// All records, oldest first.

@@ -29,6 +29,7 @@ mod quarantine;
 mod queue;
 mod quota;
 mod rebuild;
+mod retention;
 mod room;
 mod slow;
 mod stats;

@@ -4,6 +4,7 @@ use super::Where;
 use pfr_client::Age;
 use pfr_client::ByteSize;
 use pfr_schema::Reference;
+use std::path::PathBuf;
 
 pub const STATS_EXAMPLES: &str = "\
 Columns:
@@ -151,6 +152,40 @@ pub enum TaskCommand {
         /// A task that `pf tasks` lists
         #[arg(value_name = "TASK")]
         task: String,
+    },
+}
+
+pub const RETENTION_EXAMPLES: &str = "\
+Examples:
+  pf retention --json > policies.json
+  pf retention set policies.json
+  pf retention run --dry-run
+
+A file: {\"policies\": [{\"name\": \"tries\", \"repositories\": \"team/*\", \"tags\": [\"try-*\"], \"max_age_seconds\": 604800}]}
+
+The registry follows its policies by itself, about once an hour.";
+
+/// Arguments of `retention`.
+#[derive(Debug, clap::Args)]
+pub struct Retention {
+    #[command(subcommand)]
+    pub command: Option<RetentionCommand>,
+}
+
+/// Commands for retention policies.
+#[derive(Debug, clap::Subcommand)]
+pub enum RetentionCommand {
+    /// Replace all policies of the domain by those of a file
+    Set {
+        /// The policies as JSON; `-` is stdin
+        #[arg(value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+        file: PathBuf,
+    },
+    /// Delete now what the policies say
+    Run {
+        /// Change nothing, only show what would be deleted
+        #[arg(long)]
+        dry_run: bool,
     },
 }
 

@@ -7,8 +7,6 @@ use crate::cli::output::human::{count, number, one_line};
 use crate::cli::suggest::Suggestion;
 use pfr_schema::ErrorCode;
 use pfr_schema::api::MatchRequest;
-use std::io::Read as _;
-use std::path::Path;
 
 /// Bytes of a token file: 16 Mi tokens, as JSON.
 const TOKENS_MAX: u64 = 128 << 20;
@@ -20,7 +18,8 @@ pub async fn run(context: &mut Context, args: Match) -> Result<(), Failure> {
         (None, Some(engine)) => context.agent_beside_registry(args.at.agent.as_deref())?.engine(engine).await?.fingerprint,
         (None, None) => return Err(Failure::usage("--fingerprint or --engine is needed")),
     };
-    let tokens = tokens(&read(&args.tokens)?).map_err(|reason| Failure::usage(format!("{}: {reason}", args.tokens.display())))?;
+    let tokens =
+        tokens(&super::read(&args.tokens, TOKENS_MAX)?).map_err(|reason| Failure::usage(format!("{}: {reason}", args.tokens.display())))?;
     let given = tokens.len() as u64;
     let request = MatchRequest { tokens, fingerprint, salt: args.salt, adapter: args.adapter };
     let repository = &args.repository.repository;
@@ -46,20 +45,6 @@ pub async fn run(context: &mut Context, args: Match) -> Result<(), Failure> {
     }
     let truncated = found.truncated.then(|| TRUNCATED.to_owned());
     context.report(&found, [saved].into_iter().chain(truncated), &digest.to_string())
-}
-
-fn read(path: &Path) -> Result<Vec<u8>, Failure> {
-    let mut bytes = Vec::new();
-    let failed = |e: std::io::Error| Failure::io(&format!("cannot read {}", path.display()), &e);
-    if path == Path::new("-") {
-        std::io::stdin().lock().take(TOKENS_MAX + 1).read_to_end(&mut bytes).map_err(failed)?;
-    } else {
-        std::fs::File::open(path).and_then(|file| file.take(TOKENS_MAX + 1).read_to_end(&mut bytes)).map_err(failed)?;
-    }
-    if bytes.len() as u64 > TOKENS_MAX {
-        return Err(Failure::usage(format!("{} has more than {TOKENS_MAX} bytes", path.display())));
-    }
-    Ok(bytes)
 }
 
 /// Reads a JSON array, which begins with a bracket, or u32 numbers: no vocabulary has a token id

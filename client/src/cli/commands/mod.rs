@@ -16,6 +16,7 @@ mod prune;
 pub mod pull;
 pub mod push;
 mod remove;
+mod retention;
 mod scrub;
 pub mod stats;
 mod tasks;
@@ -29,6 +30,8 @@ use super::failure::Failure;
 use super::output::human::{natural, number};
 use clap::CommandFactory as _;
 use pfr_schema::Tag;
+use std::io::Read as _;
+use std::path::Path;
 
 /// Runs a command.
 pub async fn run(context: &mut Context, command: Command) -> Result<(), Failure> {
@@ -51,6 +54,7 @@ pub async fn run(context: &mut Context, command: Command) -> Result<(), Failure>
         Command::Verify(args) => verify::run(context, args).await,
         Command::Scrub(args) => scrub::run(context, args).await,
         Command::Tasks(args) => tasks::run(context, args).await,
+        Command::Retention(args) => retention::run(context, args).await,
         Command::Engines(at) => agent::engines(context, at).await,
         Command::Sequences(args) => agent::sequences(context, args).await,
         Command::Snapshot(args) => capture::snapshot(context, args).await,
@@ -69,6 +73,21 @@ pub async fn run(context: &mut Context, command: Command) -> Result<(), Failure>
         Command::Demo(passed) => Err(become_program(DEMO, context, passed)),
         Command::Version => context.out.line(format!("pf {}", env!("CARGO_PKG_VERSION"))),
     }
+}
+
+/// Reads a file of at most so many bytes; `-` is stdin.
+fn read(path: &Path, most: u64) -> Result<Vec<u8>, Failure> {
+    let mut bytes = Vec::new();
+    let failed = |e: std::io::Error| Failure::io(&format!("cannot read {}", path.display()), &e);
+    if path == Path::new("-") {
+        std::io::stdin().lock().take(most + 1).read_to_end(&mut bytes).map_err(failed)?;
+    } else {
+        std::fs::File::open(path).and_then(|file| file.take(most + 1).read_to_end(&mut bytes)).map_err(failed)?;
+    }
+    if bytes.len() as u64 > most {
+        return Err(Failure::usage(format!("{} has more than {most} bytes", path.display())));
+    }
+    Ok(bytes)
 }
 
 /// Tags in a table cell: the first few, and how many more.

@@ -84,7 +84,7 @@ fn row(task: &TaskInfo, now: u64) -> [String; 7] {
 }
 
 /// An interval in the largest unit that divides it.
-fn every(seconds: u64) -> String {
+pub(super) fn every(seconds: u64) -> String {
     let units = [(86_400, "d"), (3600, "h"), (60, "min"), (1, "s")];
     match units.into_iter().find(|(unit, _)| seconds >= *unit && seconds.is_multiple_of(*unit)) {
         Some((unit, name)) => format!("{} {name}", seconds / unit),

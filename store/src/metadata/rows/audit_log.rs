@@ -13,6 +13,8 @@ pub struct AuditEntry {
     pub status_if_there: Option<u16>,
     /// It is about the registry, and not about the domain in whose tables it is.
     pub of_registry: bool,
+    /// An administrator makes the change, which may move and delete immutable tags.
+    pub overrides: bool,
 }
 
 /// Which records a list of the audit log has, and in which order.

@@ -198,7 +198,7 @@ async fn collect(metadata: &dyn Metadata, universe: &Universe, model: &mut Model
 fn entry(step: usize) -> Option<AuditEntry> {
     let token = step.is_multiple_of(3).then(|| "a token".to_owned());
     let record = AuditRecord { operation: format!("step {step}"), status: Some(201), token, ..AuditRecord::default() };
-    let entry = AuditEntry { record, status_if_there: Some(200), of_registry: step.is_multiple_of(5) };
+    let entry = AuditEntry { record, status_if_there: Some(200), of_registry: step.is_multiple_of(5), overrides: false };
     (!step.is_multiple_of(2)).then_some(entry)
 }
 

@@ -76,3 +76,20 @@ fn a_tag_that_went_its_own_way_is_left_alone_and_named() {
     mirror(&["--from", &a.url(), "--to", &b.url(), "--delete"]).ok();
     assert_eq!(there.tags("a"), here.tags("a"));
 }
+
+#[test]
+fn a_tag_that_is_immutable_at_the_target_stays_where_it_is() {
+    let (a, b) = (Registry::start(), Registry::start());
+    let (here, there) = (Pf::new(&a.url()), Pf::new(&b.url()));
+    let first = push(&here, "a:v1", &[1], &[]);
+    mirror(&["--from", &a.url(), "--to", &b.url()]).ok();
+    let policies = there.path("policies.json");
+    std::fs::write(&policies, r#"{"policies": [{"name": "releases", "repositories": "*", "immutable_tags": ["v*"]}]}"#).unwrap();
+    there.run(&["retention", "set", policies.to_str().unwrap()]).ok();
+    push(&here, "a:v1", &[1, 2], &["--parent", "a:v1"]);
+    let output = mirror(&["--from", &a.url(), "--to", &b.url()]);
+    assert_eq!((output.code, output.json()["conflicts"][0]["tag"].as_str()), (3, Some("v1")), "{output:?}");
+    here.run(&["rm", "a:v1"]).ok();
+    mirror(&["--from", &a.url(), "--to", &b.url(), "--delete"]).ok();
+    assert_eq!(there.tags("a")["v1"], first);
+}

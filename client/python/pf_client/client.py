@@ -1,0 +1,198 @@
+"""A registry, or one of its domains."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from . import program
+from .model import Detail, Forks, Lineage, Match, Pulled, Pushed, Repository, Snapshot, Stats, Tag, parse
+from .transport import Transport
+
+_PAGE = 1000
+"""Entries of a list that are asked for at a time."""
+
+
+class Client:
+    """A registry at `url`, or one of its domains (`https://host/domains/NAME`).
+
+    Without `url` it is that of `PF_REGISTRY`, or `http://127.0.0.1:5077`; without `token` it is
+    that of `PF_TOKEN`. `ca` (`PF_TLS_CA`) names a file with authorities to trust besides those that
+    this machine trusts. A token is not sent over plain http to another machine unless
+    `token_over_http` allows it. `program` is `pf`, if it is neither beside this Python nor on the
+    path.
+
+    A `ref` is a tag, `tag~N` (N parents up), or a digest, which may be cut short. All methods raise
+    `Error`. Requests that fail on their way, or that the registry says to send again, are sent
+    again up to `retries` times.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        token: str | None = None,
+        ca: str | os.PathLike[str] | None = None,
+        token_over_http: bool = False,
+        retries: int = 5,
+        timeout: float = 120.0,
+        program: str | None = None,
+    ) -> None:
+        self._token = token or os.environ.get("PF_TOKEN") or None
+        self._ca = os.fspath(ca) if ca else os.environ.get("PF_TLS_CA") or None
+        self._token_over_http = token_over_http or os.environ.get("PF_TOKEN_OVER_HTTP") in ("1", "true")
+        self._program = program
+        self._transport = Transport(
+            url or os.environ.get("PF_REGISTRY") or "http://127.0.0.1:5077",
+            token=self._token,
+            ca=self._ca,
+            token_over_http=self._token_over_http,
+            retries=retries,
+            timeout=timeout,
+        )
+        self._retries = retries
+
+    @property
+    def url(self) -> str:
+        """Its address, without a slash at the end."""
+        return self._transport.url
+
+    def __repr__(self) -> str:
+        return f"Client({self.url!r})"
+
+    # ---- reading
+
+    def repositories(self) -> Iterator[Repository]:
+        """Repositories by name."""
+        return (parse(Repository, found) for found in self._pages("repositories"))
+
+    def snapshots(self, repository: str) -> Iterator[Snapshot]:
+        """Snapshots of a repository, newest first."""
+        return (parse(Snapshot, found) for found in self._pages("snapshots", "repositories", repository))
+
+    def tags(self, repository: str) -> Iterator[Tag]:
+        """Tags of a repository by name."""
+        return (parse(Tag, found) for found in self._pages("tags", "repositories", repository))
+
+    def tag(self, repository: str, name: str) -> Tag:
+        """One tag."""
+        return parse(Tag, self._of(repository, "GET", "tags", name))
+
+    def snapshot(self, repository: str, ref: str) -> Detail:
+        """One snapshot, with its documents."""
+        return parse(Detail, self._of(repository, "GET", "snapshots", ref))
+
+    def lineage(self, repository: str, ref: str, limit: int = 100) -> Lineage:
+        """A snapshot and its ancestors, at most `limit` (10,000 at most)."""
+        return parse(Lineage, self._of(repository, "GET", "snapshots", ref, "lineage", query={"limit": limit}))
+
+    def stats(self, repository: str | None = None) -> Stats:
+        """How much the snapshots of a repository, or of the whole domain, share."""
+        if repository is None:
+            return parse(Stats, self._transport.request("GET", ["stats"]))
+        return parse(Stats, self._of(repository, "GET", "stats"))
+
+    def match(self, repository: str, tokens: Sequence[int], fingerprint: str, *, salt: str = "", adapter: str | None = None) -> Match:
+        """The snapshot with the longest prefix of these tokens that can be resumed by an engine
+        with this fingerprint, which `snapshot(…).config["fingerprint"]` has."""
+        body: dict[str, Any] = {"tokens": list(tokens), "fingerprint": fingerprint, "salt": salt}
+        if adapter is not None:
+            body["adapter"] = adapter
+        return parse(Match, self._of(repository, "POST", "match", body=body))
+
+    # ---- names
+
+    def put_tag(self, repository: str, name: str, ref: str, *, if_tag_is: str | None = None) -> Tag:
+        """Points a tag at a snapshot of the same repository; with `if_tag_is` (a digest, or
+        `absent`) only from there, else `tag_moved`."""
+        body = {"snapshot": ref} if if_tag_is is None else {"snapshot": ref, "if_tag_is": if_tag_is}
+        return parse(Tag, self._of(repository, "PUT", "tags", name, body=body, once=True))
+
+    def fork(self, repository: str, ref: str, count: int, prefix: str) -> Forks:
+        """Makes the tags `<prefix>-1` to `<prefix>-<count>` of one snapshot, all or none. No bytes
+        move."""
+        body = {"snapshot": ref, "count": count, "prefix": prefix}
+        return parse(Forks, self._of(repository, "POST", "forks", body=body, once=True))
+
+    def delete_tag(self, repository: str, name: str, *, if_tag_is: str | None = None) -> None:
+        """Deletes a tag, and keeps its snapshot; with `if_tag_is` only if it points at that
+        digest."""
+        headers = {"if-match": f'"{if_tag_is}"'} if if_tag_is else None
+        self._of(repository, "DELETE", "tags", name, headers=headers, once=True)
+
+    def delete_snapshot(self, repository: str, digest: str, *, if_tags_are: Sequence[str] | None = None) -> None:
+        """Deletes a snapshot and its tags; with `if_tags_are` only if exactly these tags point at
+        it, else `tag_moved`. By digest only: a tag may move between looking and deleting."""
+        headers = None
+        if if_tags_are is not None:
+            lines = "".join(f"{line}\n" for line in [digest, *sorted(if_tags_are)])
+            headers = {"if-match": f'"sha256:{hashlib.sha256(lines.encode()).hexdigest()}"'}
+        self._of(repository, "DELETE", "snapshots", digest, headers=headers, once=True)
+
+    # ---- pages, by `pf`
+
+    def push(
+        self,
+        directory: str | os.PathLike[str],
+        repository: str,
+        tag: str = "latest",
+        *,
+        parents: Sequence[str] = (),
+        if_tag_is: str | None = None,
+    ) -> Pushed:
+        """Stores a snapshot directory under a tag; only what the registry lacks is sent. `parents`
+        are refs of the same repository, at most two."""
+        arguments = ["push", os.path.abspath(directory), self._reference(repository, tag)]
+        for parent in parents:
+            arguments += ["--parent", _suffix(parent)]
+        if if_tag_is is not None:
+            arguments += ["--if-tag-is", if_tag_is]
+        return parse(Pushed, self._run(arguments))
+
+    def pull(self, repository: str, ref: str, directory: str | os.PathLike[str]) -> Pulled:
+        """Fetches a snapshot into a directory; only what is missing there is sent. Every byte is
+        checked before it is visible."""
+        return parse(Pulled, self._run(["pull", self._reference(repository, ref), os.path.abspath(directory)]))
+
+    def _run(self, arguments: list[str]) -> dict[str, Any]:
+        options = ["--registry", self.url, "--retries", str(self._retries)]
+        environment = {
+            "PF_TOKEN": self._token,
+            "PF_TLS_CA": self._ca,
+            "PF_TOKEN_OVER_HTTP": "1" if self._token_over_http else None,
+        }
+        return program.run(program.find(self._program), [*arguments, *options], environment)
+
+    def _reference(self, repository: str, ref: str) -> str:
+        return f"{self.url}/{repository}{_suffix(ref)}"
+
+    def _of(
+        self,
+        repository: str,
+        method: str,
+        *path: str,
+        query: Mapping[str, str | int | None] | None = None,
+        body: Any = None,
+        headers: Mapping[str, str] | None = None,
+        once: bool = False,
+    ) -> Any:
+        whole = ["repositories", repository, *path]
+        return self._transport.request(method, whole, query=query, body=body, headers=headers, once=once)
+
+    def _pages(self, entries: str, *above: str) -> Iterator[dict[str, Any]]:
+        after: str | None = None
+        while True:
+            found = self._transport.request("GET", [*above, entries], query={"limit": _PAGE, "after": after})
+            yield from found[entries]
+            after = found.get("next")
+            if after is None:
+                return
+
+
+def _suffix(ref: str) -> str:
+    """What names a snapshot behind its repository."""
+    if ref.startswith("@"):
+        return ref
+    return f"@{ref}" if ":" in ref else f":{ref}"

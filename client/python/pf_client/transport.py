@@ -1,0 +1,142 @@
+"""Requests to a registry: JSON over HTTP, sent again where that can help.
+
+Every request here may be repeated: those that change something carry an `Idempotency-Key`, or set
+what they say.
+"""
+
+from __future__ import annotations
+
+import http.client
+import ipaddress
+import json
+import random
+import ssl
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import quote, urlencode, urlsplit
+
+from .errors import Error
+
+_LONGEST_WAIT = 30.0
+"""Seconds before another try, at most."""
+
+
+class Transport:
+    """Sends requests to one registry, each on a connection of its own."""
+
+    def __init__(self, url: str, *, token: str | None, ca: str | None, token_over_http: bool, retries: int, timeout: float) -> None:
+        try:
+            parts = urlsplit(url)
+            host, self._port = parts.hostname or "", parts.port
+        except ValueError:
+            raise Error("invalid_request", "the address of the registry is none") from None
+        # What is refused may hold a password: it is not shown.
+        if parts.scheme not in ("http", "https") or not host or parts.query or parts.fragment or "@" in parts.netloc:
+            raise Error("invalid_request", "the address of the registry is none: expected http(s)://HOST[:PORT][/domains/NAME]")
+        if token and parts.scheme == "http" and not token_over_http and not _is_loopback(host):
+            raise Error("invalid_request", f"the token is not sent to {host} over plain http, which others could read: see token_over_http")
+        self.url = url.rstrip("/")
+        self._host = host
+        self._prefix = parts.path.rstrip("/")
+        self._tls = _trust(ca) if parts.scheme == "https" else None
+        self._token = token
+        self._retries = retries
+        self._timeout = timeout
+
+    def request(
+        self,
+        method: str,
+        path: Sequence[str],
+        *,
+        query: Mapping[str, str | int | None] | None = None,
+        body: Any = None,
+        headers: Mapping[str, str] | None = None,
+        once: bool = False,
+    ) -> Any:
+        """Sends a request to `/v1/…`; each part of the path is one segment. Returns the JSON of the
+        answer, `None` if it has none. `once`: a change that is to take place once."""
+        target = f"{self._prefix}/v1/" + "/".join(quote(part, safe="") for part in path)
+        given = {name: value for name, value in (query or {}).items() if value is not None}
+        if given:
+            target += "?" + urlencode(given)
+        sent = {"user-agent": "pf-client", "accept": "application/json", **(headers or {})}
+        if self._token:
+            sent["authorization"] = f"Bearer {self._token}"
+        if once:
+            sent["idempotency-key"] = str(uuid.uuid4())
+        payload = None
+        if body is not None:
+            payload = json.dumps(body).encode()
+            sent["content-type"] = "application/json"
+        for failures in range(self._retries + 1):
+            try:
+                return self._once(method, target, payload, sent)
+            except Error as error:
+                if not error.retryable or failures == self._retries:
+                    raise
+                backoff = 0.2 * 2**failures * random.uniform(0.5, 1.5)
+                time.sleep(min(backoff if error.retry_after is None else error.retry_after, _LONGEST_WAIT))
+        raise AssertionError("the last try returns or raises")
+
+    def _once(self, method: str, target: str, payload: bytes | None, headers: Mapping[str, str]) -> Any:
+        if self._tls is None:
+            connection = http.client.HTTPConnection(self._host, self._port, timeout=self._timeout)
+        else:
+            connection = http.client.HTTPSConnection(self._host, self._port, timeout=self._timeout, context=self._tls)
+        try:
+            connection.request(method, target, payload, dict(headers))
+            answer = connection.getresponse()
+            data = answer.read()
+        except ssl.SSLCertVerificationError as error:
+            raise Error("unavailable", f"the certificate of {self.url} is not accepted: {error.verify_message}; see ca") from error
+        except (OSError, http.client.HTTPException) as error:
+            raise Error("unavailable", f"{self.url} cannot be reached: {error}", retryable=True) from error
+        finally:
+            connection.close()
+        if 200 <= answer.status < 300:
+            if not data:
+                return None
+            found = _json(data)
+            if found is not None:
+                return found
+        raise self._refusal(answer, data)
+
+    def _refusal(self, answer: http.client.HTTPResponse, data: bytes) -> Error:
+        problem = _json(data)
+        wait = answer.headers.get("retry-after", "")
+        retry_after = float(wait) if wait.isdecimal() else None
+        if isinstance(problem, dict) and isinstance(problem.get("code"), str):
+            return Error(
+                problem["code"],
+                str(problem.get("detail") or problem.get("title") or ""),
+                status=answer.status,
+                retryable=problem.get("retryable") is True,
+                retry_after=retry_after,
+                request_id=problem.get("request_id"),
+            )
+        message = f"{self.url} answered {answer.status} without JSON: is a registry there?"
+        return Error("unavailable", message, status=answer.status, retryable=answer.status >= 500, retry_after=retry_after)
+
+
+def _json(data: bytes) -> Any:
+    try:
+        return json.loads(data)
+    except ValueError:
+        return None
+
+
+def _trust(ca: str | None) -> ssl.SSLContext:
+    """Trusts what this machine trusts, and the authorities in a file besides."""
+    context = ssl.create_default_context()
+    if ca:
+        context.load_verify_locations(ca)
+    return context
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,120 @@
+"""Requests that are refused, cut, or answered by something else."""
+
+from __future__ import annotations
+
+import json
+import threading
+import unittest
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+from unittest import mock
+
+from pf_client import Client, Error
+
+Answer = tuple[int, dict[str, str], bytes]
+
+
+def problem(status: int, code: str, retryable: bool, **headers: str) -> Answer:
+    body = {"code": code, "detail": "words", "retryable": retryable, "request_id": "r-1"}
+    return status, {"content-type": "application/problem+json", **headers}, json.dumps(body).encode()
+
+
+def found(document: Any) -> Answer:
+    return 200, {"content-type": "application/json"}, json.dumps(document).encode()
+
+
+class Transport(unittest.TestCase):
+    def serve(self, *answers: Answer | None) -> str:
+        """A server that gives these answers, one to each request; `None` closes the connection."""
+        self.seen: list[tuple[str, dict[str, str]]] = []
+        left = iter(answers)
+        seen = self.seen
+
+        class Handler(BaseHTTPRequestHandler):
+            def answer(self) -> None:
+                self.rfile.read(int(self.headers.get("content-length", "0")))
+                seen.append((f"{self.command} {self.path}", {name.lower(): value for name, value in self.headers.items()}))
+                answer = next(left)
+                if answer is None:
+                    self.close_connection = True
+                    return
+                status, headers, body = answer
+                self.send_response(status)
+                for name, value in {**headers, "content-length": str(len(body))}.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                self.wfile.write(body)
+
+            do_GET = do_PUT = do_POST = do_DELETE = answer
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        server = HTTPServer(("127.0.0.1", 0), Handler)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+
+        def stop() -> None:
+            server.shutdown()
+            thread.join()
+            server.server_close()
+
+        self.addCleanup(stop)
+        return f"http://127.0.0.1:{server.server_port}"
+
+    def waited(self, work: Callable[[], object]) -> list[float]:
+        """For how long it would have slept."""
+        with mock.patch("time.sleep") as sleep:
+            work()
+        return [call.args[0] for call in sleep.call_args_list]
+
+    def test_a_change_is_sent_again_under_one_key(self) -> None:
+        tag = {"name": "a", "digest": "sha256:0", "updated_at": 0}
+        later = problem(503, "unavailable", True, **{"retry-after": "7"})
+        client = Client(self.serve(later, None, found(tag)), token="hush")
+        waits = self.waited(lambda: client.put_tag("team/agent", "a", "b~1"))
+        self.assertEqual((waits[0], len(waits)), (7.0, 2))
+        self.assertEqual([request for request, _ in self.seen], ["PUT /v1/repositories/team%2Fagent/tags/a"] * 3)
+        self.assertEqual(len({headers["idempotency-key"] for _, headers in self.seen}), 1)
+        self.assertEqual({headers["authorization"] for _, headers in self.seen}, {"Bearer hush"})
+
+    def test_what_cannot_help_is_not_sent_again(self) -> None:
+        client = Client(self.serve(problem(404, "tag_unknown", False)))
+        with self.assertRaises(Error) as raised:
+            client.tag("a", "b")
+        error = raised.exception
+        self.assertEqual((error.code, error.message, error.status, error.request_id), ("tag_unknown", "words", 404, "r-1"))
+        self.assertEqual(len(self.seen), 1)
+
+    def test_tries_end(self) -> None:
+        client = Client(self.serve(*[problem(429, "rate_limited", True)] * 3), retries=2)
+        with mock.patch("time.sleep"), self.assertRaisesRegex(Error, "rate_limited"):
+            client.stats()
+        self.assertEqual(len(self.seen), 3)
+
+    def test_another_server_is_named_and_a_redirect_is_not_followed(self) -> None:
+        page: Answer = (200, {"content-type": "text/html"}, b"<html>")
+        away: Answer = (302, {"location": "http://127.0.0.1:1/"}, b"")
+        for answer in (page, away):
+            with self.assertRaisesRegex(Error, "is a registry there"):
+                Client(self.serve(answer), token="hush").stats()
+
+    def test_lists_are_read_page_by_page_in_their_domain(self) -> None:
+        names = [{"name": name, "digest": "sha256:0", "updated_at": 0, "new": "field"} for name in ("a", "b")]
+        url = self.serve(found({"tags": names[:1], "next": "a&b"}), found({"tags": names[1:]}))
+        tags = list(Client(f"{url}/domains/acme/").tags("x"))
+        self.assertEqual([tag.name for tag in tags], ["a", "b"])
+        path = "GET /domains/acme/v1/repositories/x/tags?limit=1000"
+        self.assertEqual([request for request, _ in self.seen], [path, f"{path}&after=a%26b"])
+
+    def test_a_token_is_not_sent_where_others_can_read_it(self) -> None:
+        for url in ("http://registry.example.com", "http://10.0.0.1:5077"):
+            with self.assertRaisesRegex(Error, "plain http"):
+                Client(url, token="hush")
+            Client(url, token="hush", token_over_http=True)
+        Client("https://registry.example.com", token="hush")
+        for url in ("registry:80", "ftp://h", "http://", "http://u:hush@h", "http://h:port", "http://h?x=hush"):
+            with self.assertRaisesRegex(Error, "invalid_request") as raised:
+                Client(url)
+            self.assertNotIn("hush", str(raised.exception))

@@ -1,0 +1,7 @@
+-- The retention policies of this domain: one row, or none. version: how often they were set, so that
+-- no deletion follows policies that are not those any more. document: the policies as JSON.
+CREATE TABLE retention (
+  id       bigint PRIMARY KEY CHECK (id = 1),
+  version  bigint NOT NULL,
+  document text   NOT NULL
+);
