@@ -6,6 +6,7 @@
 mod domain;
 mod fsck;
 mod gc;
+mod health;
 mod mirror;
 mod rebuild;
 mod scrub;
@@ -96,6 +97,10 @@ pub(crate) enum Command {
     /// the same store.
     #[command(mut_args(of_tool), after_help = MORE)]
     Fsck(fsck::Fsck),
+    /// Asks the registry that these settings start, on this machine, whether it serves. Ends with 0
+    /// if it does, and else with 7.
+    #[command(mut_args(of_tool), after_help = MORE)]
+    Health(health::Health),
     /// Makes, lists and revokes access tokens. May run beside a registry that serves the same
     /// store.
     #[command(subcommand)]
@@ -144,6 +149,11 @@ impl Settings {
         pfr_service::log::start(config.log_format, &config.log).map_err(crate::config::SettingsError::Filter)?;
         Ok(config)
     }
+
+    /// Reads the settings for a command that opens no store: it needs no data directory.
+    fn read(self) -> Result<Config, Error> {
+        Ok(Config::read(self.config.as_deref(), *self.overrides)?)
+    }
 }
 
 impl Command {
@@ -155,6 +165,7 @@ impl Command {
             Self::Mirror(arguments) => mirror::run(*arguments),
             Self::Scrub(args) => scrub::run(args),
             Self::Fsck(args) => fsck::run(args),
+            Self::Health(args) => health::run(args),
             Self::Token(command) => token::run(command),
             Self::Domain(command) => domain::run(command),
             Self::Rebuild(args) => rebuild::run(args),
