@@ -11,6 +11,7 @@
 mod args;
 pub mod beside;
 mod commands;
+mod completion;
 mod config;
 mod context;
 mod failure;
@@ -33,6 +34,9 @@ use std::process::ExitCode;
 
 /// The program `pf`.
 pub fn main() -> ExitCode {
+    if let Some(code) = completion::answer() {
+        return code;
+    }
     match beside::show_help(std::env::args_os().skip(1)) {
         Some(failure) => failure.report(false),
         None => run::<Args>(),
