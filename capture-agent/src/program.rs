@@ -2,7 +2,7 @@
 
 use crate::config::Overrides;
 use crate::{Config, Error, daemon};
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, Parser, Subcommand};
 use pfr_client::AgentClient;
 use pfr_service::{Secret, UserDirs, settings};
 use std::io::Write as _;
@@ -46,6 +46,12 @@ enum Command {
 
 /// Exit code of bad input, as everywhere in `pf`.
 const USAGE: u8 = 1;
+
+/// The command line of `pf-agent`, for its manual pages.
+#[must_use]
+pub fn command() -> clap::Command {
+    Cli::command()
+}
 
 /// Runs the program with the arguments of this process, and returns its exit code.
 pub fn main() -> ExitCode {

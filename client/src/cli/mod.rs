@@ -30,7 +30,14 @@ pub use failure::Failure;
 pub use program::{Program, main as run};
 
 use args::Args;
+use clap::CommandFactory as _;
 use std::process::ExitCode;
+
+/// The command line of `pf`, for its manual pages.
+#[must_use]
+pub fn command() -> clap::Command {
+    Args::command()
+}
 
 /// The program `pf`.
 pub fn main() -> ExitCode {

@@ -16,7 +16,7 @@ mod tool;
 
 use crate::Error;
 use crate::config::{Config, Overrides};
-use clap::{Arg, Args, Parser, Subcommand};
+use clap::{Arg, Args, CommandFactory as _, Parser, Subcommand};
 use pfr_client::json::ErrorDocument;
 use pfr_schema::ErrorCode;
 use pfr_service::settings;
@@ -34,6 +34,12 @@ struct Cli {
 
 /// Exit code of bad input, as everywhere in `pf`.
 const USAGE: u8 = 1;
+
+/// The command line of `pf-registry`, for its manual pages.
+#[must_use]
+pub fn command() -> clap::Command {
+    Cli::command()
+}
 
 /// Runs the command that the arguments of this process name, and returns its exit code.
 pub fn main() -> ExitCode {
