@@ -20,7 +20,7 @@ fn every_command_has_a_manual_page_with_its_options_and_a_second_run_writes_the_
         while let Some(path) = paths.pop() {
             let page = first.path().join(format!("{}.1", path.join("-")));
             let text = std::fs::read_to_string(&page).unwrap_or_else(|e| panic!("{}: {e}", page.display()));
-            // Those of programs beside `pf` are in the help of these, and not in the parser of `pf`.
+            // Those of programs beside `pf` are in their own help, and not in the parser of `pf`.
             let help = helps.of(&path);
             for option in help
                 .options
