@@ -2,7 +2,8 @@
 
 use crate::config::Overrides;
 use crate::{Config, Error, daemon};
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, Parser, Subcommand};
+use pfr_client::AgentClient;
 use pfr_client::cli::Failure;
 use pfr_service::{Secret, UserDirs, settings};
 use std::io::Write as _;
@@ -29,10 +30,29 @@ enum Command {
         #[command(flatten)]
         overrides: Box<Overrides>,
     },
+    /// Asks the agent of this host whether it works and reaches its store. Ends with 0 if so, and
+    /// else with 7.
+    Health {
+        /// Settings file (TOML) of the agent; flags and environment variables win over it.
+        #[arg(long, env = "PF_AGENT_CONFIG", value_name = "FILE")]
+        config: Option<PathBuf>,
+        /// Its data folder, which has the control socket if nothing says another place.
+        #[arg(long, env = "PF_AGENT_DATA", value_name = "DIR")]
+        data: Option<PathBuf>,
+        /// Its control socket.
+        #[arg(long, env = "PF_AGENT_SOCKET", value_name = "PATH")]
+        socket: Option<PathBuf>,
+    },
 }
 
 /// Exit code of bad input, as everywhere in `pf`.
 const USAGE: u8 = 1;
+
+/// The command line of `pf-agent`, for its manual pages.
+#[must_use]
+pub fn command() -> clap::Command {
+    Cli::command()
+}
 
 /// Runs the program with the arguments of this process, and returns its exit code.
 pub fn main() -> ExitCode {
@@ -44,12 +64,43 @@ pub fn main() -> ExitCode {
             return if error.use_stderr() { ExitCode::from(USAGE) } else { ExitCode::SUCCESS };
         }
     };
-    let Command::Serve { config, mut overrides } = cli.command;
-    overrides.token = Secret::from_env("PF_AGENT_TOKEN");
-    match Config::load(config.as_deref(), *overrides, &UserDirs::of_process()).and_then(serve) {
+    match cli.command.run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => Failure::new(error.code(), error.to_string()).report(false),
     }
+}
+
+impl Command {
+    fn run(self) -> Result<(), Error> {
+        let dirs = UserDirs::of_process();
+        match self {
+            Self::Serve { config, mut overrides } => {
+                overrides.token = Secret::from_env("PF_AGENT_TOKEN");
+                serve(Config::load(config.as_deref(), *overrides, &dirs)?)
+            }
+            Self::Health { config, data, socket } => {
+                let given = Overrides { data, socket, ..Overrides::default() };
+                health(&Config::load(config.as_deref(), given, &dirs)?)
+            }
+        }
+    }
+}
+
+/// Longer than a store takes to answer that is only busy.
+const HEALTH_LIMIT: Duration = Duration::from_secs(6);
+
+fn health(config: &Config) -> Result<(), Error> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Error::io("start threads"))?;
+    let agent = AgentClient::new(&config.socket)?;
+    let asked = runtime.block_on(async { tokio::time::timeout(HEALTH_LIMIT, agent.ready()).await });
+    let silent = |_| pfr_client::Error::AgentGone {
+        socket: config.socket.clone(),
+        reason: format!("no answer within {} seconds", HEALTH_LIMIT.as_secs()),
+    };
+    asked.map_err(silent)??;
+    // A closed standard output does not make the agent unhealthy.
+    let _ = writeln!(std::io::stdout(), "ready");
+    Ok(())
 }
 
 fn serve(config: Config) -> Result<(), Error> {

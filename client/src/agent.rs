@@ -53,6 +53,15 @@ impl AgentClient {
         self.ask(self.http.get(url(&["engines"])?)).await
     }
 
+    /// Whether the agent works and reaches its store.
+    ///
+    /// # Errors
+    /// As [`Self::engines`].
+    pub async fn ready(&self) -> Result<()> {
+        let url = Url::parse("http://agent/readyz").map_err(|e| Error::Internal(e.to_string()))?;
+        self.answer(self.http.get(url)).await.map(drop)
+    }
+
     /// One engine.
     ///
     /// # Errors
@@ -102,6 +111,12 @@ impl AgentClient {
     }
 
     async fn ask<T: DeserializeOwned>(&self, request: RequestBuilder) -> Result<T> {
+        let body = self.answer(request).await?;
+        serde_json::from_slice(&body).map_err(|e| self.foreign(format!("its answer cannot be read: {e}")))
+    }
+
+    /// The body of an answer that is not an error.
+    async fn answer(&self, request: RequestBuilder) -> Result<Vec<u8>> {
         let mut answer = request.send().await.map_err(|e| self.silent(&e))?;
         let status = answer.status();
         let mut body = Vec::new();
@@ -112,7 +127,7 @@ impl AgentClient {
             body.extend_from_slice(&chunk);
         }
         if status.is_success() {
-            return serde_json::from_slice(&body).map_err(|e| self.foreign(format!("its answer cannot be read: {e}")));
+            return Ok(body);
         }
         match serde_json::from_slice::<Problem>(&body) {
             Ok(problem) => Err(Error::Agent { problem: Box::new(problem) }),

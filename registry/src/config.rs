@@ -13,7 +13,7 @@ use pfr_service::{LogFormat, SecretUrl};
 use pfr_store::storage::StorageOptions;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
@@ -347,10 +347,26 @@ impl Config {
     /// # Errors
     /// [`SettingsError`] says which setting, and what to do.
     pub fn load(file: Option<&Path>, given: Overrides) -> Result<Self, SettingsError> {
-        let from_file = file.map(settings::file::<Overrides>).transpose()?.unwrap_or_default();
-        let config = given.or(from_file).or_default();
+        let config = Self::read(file, given)?;
         config.check()?;
         Ok(config)
+    }
+
+    /// The same, unchecked.
+    pub(crate) fn read(file: Option<&Path>, given: Overrides) -> Result<Self, SettingsError> {
+        let from_file = file.map(settings::file::<Overrides>).transpose()?.unwrap_or_default();
+        Ok(given.or(from_file).or_default())
+    }
+
+    /// The base URL at which this machine reaches the registry with these settings.
+    pub(crate) fn own_url(&self) -> String {
+        let ip = match self.listen.ip() {
+            IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+            IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+            ip => ip,
+        };
+        let scheme = if self.has_tls() { "https" } else { "http" };
+        format!("{scheme}://{}", SocketAddr::new(ip, self.listen.port()))
     }
 
     fn check(&self) -> Result<(), SettingsError> {

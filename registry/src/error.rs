@@ -81,6 +81,9 @@ pub enum Error {
     /// The other registry of a command failed.
     #[error("the other registry: {0}")]
     OtherRegistry(String),
+    /// The registry that a command asked does not serve.
+    #[error("{0}")]
+    Unhealthy(String),
     /// A command was told to end before it was done.
     #[error("interrupted: {what}")]
     Interrupted {
@@ -149,7 +152,7 @@ impl Error {
             Self::Store(error) | Self::Work(error) => error.local_code(),
             Self::Mirror(error) => error.code(),
             Self::Found(_) => ErrorCode::CorruptStore,
-            Self::OtherRegistry(_) => ErrorCode::Unavailable,
+            Self::OtherRegistry(_) | Self::Unhealthy(_) => ErrorCode::Unavailable,
             Self::Runtime(_) | Self::Metrics(_) => ErrorCode::Internal,
             Self::Interrupted { .. } => return None,
         })

@@ -17,7 +17,9 @@ use std::hash::{BuildHasher as _, Hasher as _};
 /// * `python`: `python3`
 /// * `gpu`: a CUDA device
 /// * `ptrace`: the right to trace child processes
-pub const CAPABILITIES: [&str; 7] = ["mounts", "loop-devices", "prlimit", "python", "gpu", "ptrace", "systemd"];
+/// * `systemd`: `systemd-analyze`
+/// * `caddy`: the proxy `caddy`
+pub const CAPABILITIES: [&str; 8] = ["mounts", "loop-devices", "prlimit", "python", "gpu", "ptrace", "systemd", "caddy"];
 
 /// The variable that lists the capabilities that this machine must have.
 const REQUIRE: &str = "PF_REQUIRE";

@@ -39,6 +39,7 @@ pub struct Server {
 
 struct Own {
     dir: TempDir,
+    flags: Vec<String>,
     ports: [u16; 8],
     running: Option<Running>,
 }
@@ -62,13 +63,19 @@ impl Server {
     /// Starts a server for one test. The test may stop and kill it.
     #[must_use]
     pub fn start() -> Self {
+        Self::start_with(FLAGS.map(str::to_owned).into())
+    }
+
+    /// The same with these flags, besides those for addresses, directory and identities.
+    #[must_use]
+    pub fn start_with(flags: Vec<String>) -> Self {
         let dir = TempDir::new().unwrap();
         let identity = format!(
             r#"{{"identities":[{{"name":"test","credentials":[{{"accessKey":"{KEY}","secretKey":"{SECRET}"}}],"actions":["Admin","Read","Write","List","Tagging"]}}]}}"#
         );
         std::fs::write(dir.path().join("s3.json"), identity).unwrap();
         std::fs::create_dir(dir.path().join("data")).unwrap();
-        let mut server = Self { gateway: address(0), filer: address(0), own: Some(Own { dir, ports: [0; 8], running: None }) };
+        let mut server = Self { gateway: address(0), filer: address(0), own: Some(Own { dir, flags, ports: [0; 8], running: None }) };
         for _ in 0..ATTEMPTS {
             let ports = free_ports();
             (server.own().ports, server.filer, server.gateway) = (ports, address(ports[4]), address(ports[6]));
@@ -91,7 +98,7 @@ impl Server {
         let mut shell = Command::new("/bin/sh")
             .args(["-c", r#""$@" </dev/null >&2 & echo $!; exec >&-; cat >/dev/null; kill -9 $! 2>/dev/null"#, "sh"])
             .arg(binary())
-            .args(arguments(&own.dir.path().join("data"), own.ports))
+            .args(with_places(own.flags.clone(), &own.dir.path().join("data"), own.ports))
             .arg(format!("-s3.config={}", own.dir.path().join("s3.json").display()))
             .current_dir(own.dir.path())
             .stdin(Stdio::piped())
@@ -138,6 +145,16 @@ impl Server {
     #[must_use]
     pub fn address(&self) -> String {
         self.gateway.to_string()
+    }
+
+    /// `host:port` of its master, in the form of `weed shell -master`.
+    ///
+    /// # Panics
+    /// If it is the server of the whole run.
+    #[must_use]
+    pub fn master(&self) -> String {
+        let own = self.own.as_ref().expect("the ports of a server that this process started");
+        format!("127.0.0.1:{}.{}", own.ports[0], own.ports[1])
     }
 
     /// Makes a new bucket. Returns its name.
@@ -251,16 +268,20 @@ fn address(port: u16) -> SocketAddr {
 /// [`free_ports`]; that of the S3 gateway is the seventh.
 #[must_use]
 pub fn arguments(data: &Path, ports: [u16; 8]) -> Vec<String> {
+    with_places(FLAGS.map(str::to_owned).into(), data, ports)
+}
+
+/// Each bucket takes seven volumes: files that start small and grow. By default SeaweedFS allows
+/// only as many volumes as fit when all are full. On a disk with little space left, the last tests
+/// of a run would then get no volume.
+const FLAGS: [&str; 7] =
+    ["server", "-filer", "-s3", "-s3.iam=false", "-master.volumeSizeLimitMB=256", "-volume.max=100000", "-volume.minFreeSpace=100MiB"];
+
+/// These flags, and those for addresses and directory.
+fn with_places(mut arguments: Vec<String>, data: &Path, ports: [u16; 8]) -> Vec<String> {
     let [master, master_grpc, volume, volume_grpc, filer, filer_grpc, s3, s3_grpc] = ports;
-    let mut arguments: Vec<String> = ["server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-filer", "-s3", "-s3.port.https=0"]
-        .into_iter()
-        .chain(["-s3.port.iceberg=0", "-s3.port.lance=0", "-s3.iam=false", "-master.volumeSizeLimitMB=256"])
-        // Each bucket takes seven volumes: files that start small and grow. By default SeaweedFS
-        // allows only as many volumes as fit when all are full. On a disk with little space left,
-        // the last tests of a run would then get no volume.
-        .chain(["-volume.max=100000", "-volume.minFreeSpace=100MiB"])
-        .map(str::to_owned)
-        .collect();
+    let loopback = ["-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-s3.port.https=0", "-s3.port.iceberg=0", "-s3.port.lance=0"];
+    arguments.extend(loopback.map(str::to_owned));
     let services = [("master", master, master_grpc), ("volume", volume, volume_grpc), ("filer", filer, filer_grpc), ("s3", s3, s3_grpc)];
     for (service, port, grpc) in services {
         arguments.extend([format!("-{service}.port={port}"), format!("-{service}.port.grpc={grpc}")]);

@@ -13,6 +13,8 @@ use pfr_schema::api::Problem;
 use pfr_schema::engine::{Save, ToAgent, Verb};
 use serde_json::{Value, json};
 use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::process::{Command, Output};
 
 struct Client {
     http: reqwest::Client,
@@ -43,6 +45,23 @@ async fn problem(response: reqwest::Response) -> Problem {
     let problem: Problem = response.json().await.unwrap();
     assert_eq!((problem.status, problem.request_id.as_ref()), (status, Some(&id)));
     problem
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_program_asks_the_agent_behind_a_socket_whether_it_works() {
+    let host = host().await;
+    let client = Client::of(&host).await;
+    assert_eq!(client.get("/readyz").await.status(), 200);
+    let health = |socket: &Path| -> Output {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_pf-agent"));
+        command.env_clear().args(["health", "--data", "/nonexistent", "--socket"]).arg(socket).output().unwrap()
+    };
+    let socket = host.agent.config().socket.clone();
+    let found = health(&socket);
+    assert_eq!((found.status.code(), found.stdout.as_slice()), (Some(0), b"ready\n".as_slice()), "{found:?}");
+    let found = health(&socket.with_file_name("none.sock"));
+    let error = String::from_utf8(found.stderr).unwrap();
+    assert!(found.status.code() == Some(7) && error.contains("no capture agent answers at"), "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -11,6 +11,7 @@
 mod args;
 pub mod beside;
 mod commands;
+mod completion;
 mod config;
 mod context;
 mod failure;
@@ -29,10 +30,20 @@ pub use failure::Failure;
 pub use program::{Program, main as run};
 
 use args::Args;
+use clap::CommandFactory as _;
 use std::process::ExitCode;
+
+/// The command line of `pf`, for its manual pages.
+#[must_use]
+pub fn command() -> clap::Command {
+    Args::command()
+}
 
 /// The program `pf`.
 pub fn main() -> ExitCode {
+    if let Some(code) = completion::answer() {
+        return code;
+    }
     match beside::show_help(std::env::args_os().skip(1)) {
         Some(failure) => failure.report(false),
         None => run::<Args>(),

@@ -68,7 +68,7 @@ fn failure(error: &clap::Error, advice: Option<Advice>) -> Failure {
 
 /// The stores that arguments and environment name. The parser does not say: it stops at the first
 /// error.
-fn given(arguments: impl Iterator<Item = OsString>, environment: impl Fn(&str) -> Option<OsString>) -> Flags {
+pub fn given(arguments: impl Iterator<Item = OsString>, environment: impl Fn(&str) -> Option<OsString>) -> Flags {
     let (mut local, mut registry, mut store) = (false, environment("PF_REGISTRY"), environment("PF_STORE"));
     let mut arguments = arguments.take_while(|argument| argument != "--");
     while let Some(argument) = arguments.next() {

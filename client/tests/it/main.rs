@@ -5,6 +5,7 @@
 mod agent;
 mod command;
 mod common;
+mod completions;
 mod compression;
 mod gc;
 mod hints;

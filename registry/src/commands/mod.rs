@@ -6,6 +6,7 @@
 mod domain;
 mod fsck;
 mod gc;
+mod health;
 mod mirror;
 mod rebuild;
 mod scrub;
@@ -15,7 +16,7 @@ mod tool;
 
 use crate::Error;
 use crate::config::{Config, Overrides};
-use clap::{Arg, Args, Parser, Subcommand};
+use clap::{Arg, Args, CommandFactory as _, Parser, Subcommand};
 use pfr_client::cli::Failure;
 use pfr_service::settings;
 use std::io::Write as _;
@@ -32,6 +33,12 @@ struct Cli {
 
 /// Exit code of bad input, as everywhere in `pf`.
 const USAGE: u8 = 1;
+
+/// The command line of `pf-registry`, for its manual pages.
+#[must_use]
+pub fn command() -> clap::Command {
+    Cli::command()
+}
 
 /// Runs the command that the arguments of this process name, and returns its exit code.
 pub fn main() -> ExitCode {
@@ -98,6 +105,10 @@ pub(crate) enum Command {
     /// the same store.
     #[command(mut_args(of_tool), after_help = MORE)]
     Fsck(fsck::Fsck),
+    /// Asks the registry that these settings start, on this machine, whether it serves. Ends with 0
+    /// if it does, and else with 7.
+    #[command(mut_args(of_tool), after_help = MORE)]
+    Health(health::Health),
     /// Makes, lists and revokes access tokens. May run beside a registry that serves the same
     /// store.
     #[command(subcommand)]
@@ -150,6 +161,11 @@ impl Settings {
         pfr_service::log::start(config.log_format, &config.log).map_err(crate::config::SettingsError::Filter)?;
         Ok(config)
     }
+
+    /// Reads the settings for a command that opens no store: it needs no data directory.
+    fn read(self) -> Result<Config, Error> {
+        Ok(Config::read(self.config.as_deref(), *self.overrides)?)
+    }
 }
 
 impl Command {
@@ -161,6 +177,7 @@ impl Command {
             Self::Mirror(arguments) => mirror::run(*arguments),
             Self::Scrub(args) => scrub::run(args),
             Self::Fsck(args) => fsck::run(args),
+            Self::Health(args) => health::run(args),
             Self::Token(command) => token::run(command),
             Self::Domain(command) => domain::run(command),
             Self::Rebuild(args) => rebuild::run(args),

@@ -76,7 +76,8 @@ pub(super) fn on_packs<T>(config: &Config, work: impl AsyncFnOnce(Domains) -> Re
     runtime()?.block_on(async { work(storage::open(config).await?).await })
 }
 
-fn runtime() -> Result<tokio::runtime::Runtime, Error> {
+/// The threads of a command.
+pub(super) fn runtime() -> Result<tokio::runtime::Runtime, Error> {
     tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(Error::Runtime)
 }
 

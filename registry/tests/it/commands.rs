@@ -37,6 +37,7 @@ async fn the_help_of_a_tool_lists_its_own_options_and_which_store() {
         ("scrub", &["full", "rate", "heal-from", "heal-token", "domain", "json"]),
         ("fsck", &["repair", "domain", "json"]),
         ("rebuild", &["domain", "json"]),
+        ("health", &["live"]),
         ("mirror", &["from", "to", "repository", "interval", "once", "delete", "json"]),
     ] {
         for flag in ["-h", "--help"] {

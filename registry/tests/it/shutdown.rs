@@ -89,6 +89,39 @@ fn the_program_says_where_it_listens_and_ends_with_0_on_either_signal() {
     }
 }
 
+/// Exit code and standard error of `pf-registry health` for a registry that listens there.
+fn health(listen: &str, more: &[&str]) -> (Option<i32>, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pf-registry"));
+    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("PF_REGISTRY_")) {
+        command.env_remove(name);
+    }
+    // As in an image: the settings are variables, and a data directory is not among them.
+    let output = command.arg("health").args(more).env("PF_REGISTRY_LISTEN", listen).output().expect("it runs");
+    (output.status.code(), String::from_utf8(output.stderr).expect("text"))
+}
+
+#[test]
+fn the_health_of_a_registry_is_asked_where_its_settings_say() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let data = dir.path().join("data");
+    // A registry of another test must not answer in its place.
+    let (mut child, line, _rest) = start(&["--data", data.to_str().expect("a path"), "--listen", "127.0.0.77:0"]);
+    let address = line.trim_end().trim_start_matches("listening on http://").to_owned();
+    for more in [&[][..], &["--live"]] {
+        assert_eq!(health(&address, more), (Some(0), String::new()));
+    }
+    // A link that leads nowhere: a storage that cannot be read, whether or not packs are there.
+    std::fs::remove_dir_all(data.join("packs")).expect("the packs are gone");
+    std::os::unix::fs::symlink("packs", data.join("packs")).expect("a link to itself");
+    let (code, error) = health(&address, &[]);
+    assert!(code == Some(7) && error.contains("is not ready: it answers 503"), "{code:?} {error}");
+    assert_eq!(health(&address, &["--live"]).0, Some(0), "the process still works");
+    signal(&child, "KILL");
+    child.wait().expect("it ends");
+    let (code, error) = health(&address, &["--live"]);
+    assert!(code == Some(7) && error.contains(&format!("http://{address} is not alive: ")), "{code:?} {error}");
+}
+
 #[test]
 fn a_second_signal_does_not_wait() {
     let dir = tempfile::tempdir().expect("a directory");

@@ -343,6 +343,12 @@ async fn a_hangup_has_the_certificate_read_again_and_does_not_end_the_program() 
     let _ = rustls::crypto::ring::default_provider().install_default();
     let mut program = Program::start(&dir.path().join("data"), &certificate, &key);
     assert!(program.base.starts_with("https://127.0.0.1:"), "{}", program.base);
+    // The check of an image trusts no authority, and asks for an address that no certificate needs
+    // to name.
+    let mut health = Command::new(env!("CARGO_BIN_EXE_pf-registry"));
+    health.args(["health", "--listen"]).arg(program.base.trim_start_matches("https://"));
+    let health = health.arg("--tls-cert").arg(&certificate).arg("--tls-key").arg(&key).output().expect("it runs");
+    assert_eq!((health.status.code(), health.stdout), (Some(0), b"ready\n".to_vec()));
     let url = format!("{}/livez", program.base);
     assert_eq!(client(&[&first]).get(&url).send().await.expect("an answer").status(), StatusCode::OK);
     second.certificate(&[NAME]).write(dir.path());

@@ -5,6 +5,7 @@
 mod adversary;
 mod capture;
 mod compression;
+mod deploy;
 mod docs;
 mod e2e;
 mod mirror;

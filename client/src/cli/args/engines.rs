@@ -2,6 +2,7 @@
 
 use super::reference::Label;
 use super::{AgentAt, Where};
+use crate::cli::completion::{references, repositories};
 use pfr_schema::{Reference, RepositoryName};
 use std::path::PathBuf;
 
@@ -20,7 +21,7 @@ pub struct Snapshot {
     pub engine: String,
     /// Repository and tag of the snapshot. Without a tag, the tag is the sequence's name; without a
     /// REF, the repository is engines/ENGINE
-    #[arg(value_name = "REF")]
+    #[arg(value_name = "REF", add = references())]
     pub target: Option<Reference>,
     /// The sequence; may be left out if there is only one
     #[arg(long, short)]
@@ -83,7 +84,7 @@ A restore that cannot be proven equal is refused, and changes nothing in the eng
 #[derive(Debug, clap::Args)]
 pub struct Restore {
     /// The snapshot
-    #[arg(value_name = "REF")]
+    #[arg(value_name = "REF", add = references())]
     pub reference: Reference,
     /// The engine, as `pf engines` lists it
     pub engine: String,
@@ -110,7 +111,7 @@ pub struct Restore {
 #[command(group(clap::ArgGroup::new("deployment").required(true)))]
 pub struct Match {
     /// Repository to look in
-    #[arg(value_name = "REPOSITORY")]
+    #[arg(value_name = "REPOSITORY", add = repositories())]
     pub repository: Reference,
     /// Token ids: a JSON array, or u32 little-endian; `-` reads stdin
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
@@ -137,6 +138,7 @@ pub struct Match {
 #[derive(Debug, clap::Args)]
 pub struct DrainArgs {
     /// Repository under which every engine gets one of its own
+    #[arg(add = repositories())]
     pub repository: RepositoryName,
     /// Only show the plan
     #[arg(long)]

@@ -2,6 +2,7 @@
 
 use super::Where;
 use super::reference::{Expected, Relative, Target};
+use crate::cli::completion::{references, repositories};
 use pfr_client::Age;
 use pfr_schema::{Pattern, Reference, Tag};
 
@@ -9,7 +10,7 @@ use pfr_schema::{Pattern, Reference, Tag};
 #[derive(Debug, clap::Args)]
 pub struct Ls {
     /// List this repository's snapshots and tags
-    #[arg(value_name = "REPOSITORY")]
+    #[arg(value_name = "REPOSITORY", add = repositories())]
     pub repository: Option<Reference>,
     /// With --local: list the pinned snapshots, of all repositories or of this one
     #[arg(long)]
@@ -22,7 +23,7 @@ pub struct Ls {
 #[derive(Debug, clap::Args)]
 pub struct Log {
     /// A snapshot and its ancestors; without tag or digest every snapshot of the repository
-    #[arg(value_name = "REF")]
+    #[arg(value_name = "REF", add = references())]
     pub reference: Reference,
     #[command(flatten)]
     pub at: Where,
@@ -35,7 +36,7 @@ pub struct Log {
 #[derive(Debug, clap::Args)]
 pub struct Inspect {
     /// The snapshot
-    #[arg(value_name = "REF")]
+    #[arg(value_name = "REF", add = references())]
     pub reference: Reference,
     #[command(flatten)]
     pub at: Where,
@@ -45,10 +46,10 @@ pub struct Inspect {
 #[derive(Debug, clap::Args)]
 pub struct Diff {
     /// The first snapshot
-    #[arg(value_name = "A")]
+    #[arg(value_name = "A", add = references())]
     pub a: Reference,
     /// The second snapshot; `:TAG` or `@DIGEST` alone means one in the repository of the first
-    #[arg(value_name = "B")]
+    #[arg(value_name = "B", add = references())]
     pub b: Relative,
     #[command(flatten)]
     pub at: Where,
@@ -58,7 +59,7 @@ pub struct Diff {
 #[derive(Debug, clap::Args)]
 pub struct TagArgs {
     /// The snapshot
-    #[arg(value_name = "REF")]
+    #[arg(value_name = "REF", add = references())]
     pub reference: Reference,
     /// The new name, in the same repository
     #[arg(value_name = "NEWTAG")]
@@ -85,7 +86,7 @@ Descendants stay complete.";
 pub struct Rm {
     /// repository:tag deletes the tag and keeps its snapshot; repository@digest deletes the
     /// snapshot and its tags; `*` in a tag stands for anything
-    #[arg(value_name = "REF", required = true)]
+    #[arg(value_name = "REF", required = true, add = references())]
     pub targets: Vec<Target>,
     /// Change nothing, only show what would be deleted
     #[arg(long)]
@@ -110,7 +111,7 @@ deleted snapshots referred to.";
 #[command(group(clap::ArgGroup::new("criteria").args(["keep_last", "older_than", "untagged", "tag"]).multiple(true).required(true)))]
 pub struct Prune {
     /// Repositories; `*` stands for anything
-    #[arg(value_name = "REPOSITORY", required = true)]
+    #[arg(value_name = "REPOSITORY", required = true, add = repositories())]
     pub repositories: Vec<Pattern>,
     /// Keep the newest N of the selected snapshots of each repository
     #[arg(long, value_name = "N")]
@@ -143,7 +144,7 @@ made. No bytes move.";
 #[derive(Debug, clap::Args)]
 pub struct Fork {
     /// The snapshot to fork
-    #[arg(value_name = "REF")]
+    #[arg(value_name = "REF", add = references())]
     pub reference: Reference,
     /// Number of forks
     #[arg(short = 'n', long = "count", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]

@@ -2,6 +2,7 @@
 
 use super::Passed;
 use super::reference::{Expected, Relative};
+use crate::cli::completion::references;
 use clap::Subcommand;
 use pfr_schema::Reference;
 use pfr_schema::codec::Compression;
@@ -32,13 +33,13 @@ pub struct Push {
     #[arg(value_hint = clap::ValueHint::DirPath)]
     pub source: String,
     /// Repository and tag of the snapshot
-    #[arg(value_name = "REF")]
+    #[arg(value_name = "REF", add = references())]
     pub target: Reference,
     /// Move the tag only if it points at this digest; `absent`: only if it does not exist
     #[arg(long, value_name = "DIGEST|absent")]
     pub if_tag_is: Option<Expected>,
     /// Snapshot that this one continues; twice for a merge; `:TAG` means the target's repository
-    #[arg(long, value_name = "REF")]
+    #[arg(long, value_name = "REF", add = references())]
     pub parent: Vec<Relative>,
     #[command(flatten)]
     pub encode: Encode,
@@ -66,7 +67,7 @@ After an interruption run the same command again: it fetches what is missing.";
 #[derive(Debug, clap::Args)]
 pub struct Pull {
     /// The snapshot to fetch
-    #[arg(value_name = "REF")]
+    #[arg(value_name = "REF", add = references())]
     pub reference: Reference,
     /// Write a snapshot directory here, and nothing into the local store
     #[arg(value_hint = clap::ValueHint::DirPath)]

@@ -1,6 +1,7 @@
 //! Commands about a whole store, and about `pf` itself.
 
 use super::Where;
+use crate::cli::completion::{references, repositories};
 use pfr_client::Age;
 use pfr_client::ByteSize;
 use pfr_schema::Reference;
@@ -21,7 +22,7 @@ Examples:
 #[derive(Debug, clap::Args)]
 pub struct Stats {
     /// Only this repository
-    #[arg(value_name = "REPOSITORY")]
+    #[arg(value_name = "REPOSITORY", add = repositories())]
     pub repository: Option<Reference>,
     #[command(flatten)]
     pub at: Where,
@@ -82,7 +83,7 @@ Only the local store has pins, so --local is needed.";
 #[derive(Debug, clap::Args)]
 pub struct Pin {
     /// A snapshot of the local store
-    #[arg(value_name = "REF")]
+    #[arg(value_name = "REF", add = references())]
     pub reference: Reference,
     /// Remove the pin
     #[arg(long)]
@@ -95,7 +96,7 @@ pub struct Pin {
 #[derive(Debug, clap::Args)]
 pub struct Verify {
     /// The snapshot; with --local, without a REF: every snapshot that has a tag
-    #[arg(value_name = "REF", required_unless_present = "local")]
+    #[arg(value_name = "REF", required_unless_present = "local", add = references())]
     pub reference: Option<Reference>,
     #[command(flatten)]
     pub at: Where,

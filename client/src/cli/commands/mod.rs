@@ -23,12 +23,12 @@ mod tasks;
 mod usage;
 mod verify;
 
-use super::args::{Args, Command, Import};
+use super::args::{Command, Import};
 use super::beside::{DEMO, IMPORT_PROCESSFORK, become_program};
+use super::completion;
 use super::context::Context;
 use super::failure::Failure;
 use super::output::human::{natural, number};
-use clap::CommandFactory as _;
 use pfr_schema::Tag;
 use std::io::Read as _;
 use std::path::Path;
@@ -66,8 +66,7 @@ pub async fn run(context: &mut Context, command: Command) -> Result<(), Failure>
         Command::Login(args) => login::login(context, args).await,
         Command::Logout(at) => login::logout(context, at).await,
         Command::Completions(args) => {
-            let mut script = Vec::new();
-            clap_complete::generate(args.shell, &mut Args::command(), "pf", &mut script);
+            let script = completion::script(args.shell)?;
             context.out.write(&script)
         }
         Command::Demo(passed) => Err(become_program(DEMO, context, passed)),

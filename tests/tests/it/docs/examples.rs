@@ -124,6 +124,19 @@ impl Unit {
         assert!(output.status.success() && said.trim().is_empty(), "{}: {said}", self.path.display());
     }
 
+    /// Lets systemd say how much of the system the service could reach if it were taken over: from
+    /// 0 (nothing) to 10 (everything).
+    fn assert_exposure_is_at_most(&self, limit: f64) {
+        let asked = Command::new("systemd-analyze").args(["security", "--offline=true", "--no-pager"]).arg(&self.path).output();
+        let Ok(output) = asked else {
+            return skip("systemd", "systemd-analyze, which rates units, is not installed");
+        };
+        let said = String::from_utf8_lossy(&output.stdout);
+        let rated = said.lines().find_map(|line| line.split("Overall exposure level for ").nth(1)?.split_whitespace().nth(1));
+        let rated: f64 = rated.and_then(|text| text.parse().ok()).unwrap_or_else(|| panic!("{}: {output:?}", self.path.display()));
+        assert!(rated <= limit, "{} is rated {rated}, {limit} is allowed:\n{said}", self.path.display());
+    }
+
     /// The command that the unit starts, with the settings file of the repository.
     fn command(&self, program: &str, settings: &str) -> Command {
         let mut words = self.get("ExecStart").split(' ');
@@ -157,6 +170,7 @@ fn first_line(child: &mut Child) -> String {
 fn the_unit_of_the_registry_starts_and_stops_it() {
     let unit = Unit::read("registry/pf-registry.service");
     unit.verify("pf-registry");
+    unit.assert_exposure_is_at_most(2.0);
     let settings = std::fs::read_to_string(root().join("registry/pf-registry.toml")).unwrap();
     let data = format!("data = \"/var/lib/{}\"", unit.get("StateDirectory"));
     assert!(settings.contains(&data), "the settings file does not use the unit's state directory: {data}");
@@ -186,6 +200,8 @@ fn the_unit_of_the_registry_gives_it_time_to_drain() {
 fn the_unit_of_the_agent_starts_and_stops_it() {
     let unit = Unit::read("capture-agent/pf-agent.service");
     unit.verify("pf-agent");
+    // It needs devices and their memory, which a registry does not.
+    unit.assert_exposure_is_at_most(3.0);
     assert_eq!(unit.get("Type"), "notify");
     let dir = tempfile::tempdir().unwrap();
     let manager = UnixDatagram::bind(dir.path().join("notify")).unwrap();

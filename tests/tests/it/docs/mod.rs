@@ -8,10 +8,10 @@ mod compare;
 mod examples;
 mod links;
 mod messages;
-mod page;
+pub mod page;
 mod programs;
 mod shell;
-mod usage;
+pub mod usage;
 mod width;
 
 use compare::compare;
@@ -61,7 +61,7 @@ fn run(name: &str) {
     }
 }
 
-fn has_python() -> bool {
+pub fn has_python() -> bool {
     let check = ["-c", "import sys; sys.exit(sys.version_info < (3, 11))"];
     Command::new("python3").args(check).status().is_ok_and(|status| status.success())
 }

@@ -17,7 +17,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 /// Why a block is not run. docs/testing.md says what stands in for such blocks.
-pub const REASONS: [&str; 8] = [
+pub const REASONS: [&str; 9] = [
     "builds the programs",
     "runs the checks themselves",
     "needs the network",
@@ -25,6 +25,7 @@ pub const REASONS: [&str; 8] = [
     "needs a domain name",
     "needs openssl",
     "needs systemd as process 1",
+    "needs a container engine or a cluster",
     "takes minutes to hours",
 ];
 

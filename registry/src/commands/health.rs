@@ -1,0 +1,50 @@
+//! `pf-registry health`: asks the registry of this machine whether it serves. For health checks
+//! where there is no other HTTP client, such as in an image.
+
+use super::Settings;
+use super::tool::runtime;
+use crate::Error;
+use clap::Args;
+use std::io::Write as _;
+use std::time::Duration;
+
+/// Longer than `/readyz` takes to find that the store does not answer.
+const LIMIT: Duration = Duration::from_secs(6);
+
+/// Arguments of `health`.
+#[derive(Args)]
+pub(crate) struct Health {
+    /// Ask only whether the process works, and not whether it reaches its database and its storage.
+    #[arg(long)]
+    live: bool,
+    #[command(flatten)]
+    settings: Settings,
+}
+
+pub(super) fn run(args: Health) -> Result<(), Error> {
+    let url = args.settings.read()?.own_url();
+    let (path, word) = if args.live { ("/livez", "alive") } else { ("/readyz", "ready") };
+    let asked = runtime()?.block_on(ask(&format!("{url}{path}")));
+    asked.map_err(|reason| Error::Unhealthy(format!("the registry at {url} is not {word}: {reason}")))?;
+    // A closed standard output does not make the registry unhealthy.
+    let _ = writeln!(std::io::stdout(), "{word}");
+    Ok(())
+}
+
+async fn ask(url: &str) -> Result<(), String> {
+    let client = reqwest::Client::builder()
+        // A certificate names the host as clients write it, and not the address that this machine
+        // uses for itself. The request holds no token, and only the status of its answer counts.
+        .tls_danger_accept_invalid_certs(true)
+        .redirect(reqwest::redirect::Policy::none())
+        .no_proxy()
+        .user_agent(concat!("pf-registry/", env!("CARGO_PKG_VERSION")))
+        .timeout(LIMIT)
+        .build()
+        .map_err(|error| pfr_client::reason(&error))?;
+    let answer = client.get(url).send().await.map_err(|error| pfr_client::reason(&error))?;
+    match answer.status() {
+        status if status.is_success() => Ok(()),
+        status => Err(format!("it answers {}", status.as_u16())),
+    }
+}
