@@ -81,8 +81,11 @@ mod long {
         }
     }
 
-    /// Syncs of which no state shows that they are needed, and why they are made.
-    const UNSHOWN: [(&str, &str); 1] = [("bytes of data/packs/pf-store", "the marker is found by its name; its words are for people")];
+    /// Syncs whose need the states that are opened may not show, and why they are made.
+    const UNSHOWN: [(&str, &str); 2] = [
+        ("bytes of data/metadata.sqlite-journal", "SQLite writes it while it makes the database: few of the states show it"),
+        ("bytes of data/packs/pf-store", "the marker is found by its name; its words are for people"),
+    ];
 
     #[test]
     fn every_sync_is_needed() {
@@ -99,6 +102,7 @@ mod long {
                 unshown.push(missing.as_str());
             }
         }
-        assert_eq!(unshown, UNSHOWN.map(|(class, _)| class));
+        unshown.retain(|class| !UNSHOWN.iter().any(|(may, _)| may == class));
+        assert!(unshown.is_empty(), "no state shows that these are needed: {unshown:?}");
     }
 }
