@@ -7,7 +7,7 @@ from typing import Any
 
 
 def metadata() -> dict[str, Any]:
-    """What `cargo metadata` says of this workspace on this machine. Downloads nothing."""
+    """The answer of `cargo metadata` about this workspace on this machine. Downloads nothing."""
     version = subprocess.check_output(["rustc", "-vV"], text=True)
     host = next(line.split()[1] for line in version.splitlines() if line.startswith("host:"))
     asked = ["cargo", "metadata", "--format-version", "1", "--locked", "--offline", "--filter-platform", host]

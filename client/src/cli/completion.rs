@@ -1,5 +1,5 @@
-//! Completions that know repositories and tags. The script of a shell calls this program for what
-//! may follow on the line, and the program asks the registry, or the local store.
+//! Completions that know repositories and tags. The script of a shell asks this program how
+//! the line may go on, and the program asks the registry, or the local store.
 
 use super::args::{Args, Global, Where};
 use super::config::Overrides;
@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// The variable by which a script asks what may follow. Its value is the shell.
+/// The variable of a script that asks. Its value is the shell.
 const VARIABLE: &str = "PF_COMPLETE";
 /// The program, as the scripts call it.
 const PROGRAM: &str = "pf";
@@ -90,7 +90,7 @@ impl EnvCompleter for Bash {
     }
 }
 
-/// What may complete the typed word. Nothing if the registry does not answer: an error would end up
+/// Completions of the typed word. Nothing if the registry does not answer: an error would end up
 /// in the line that is being typed.
 fn candidates(typed: &OsStr, with_tags: bool) -> Vec<CompletionCandidate> {
     let (Some(typed), Ok(runtime)) = (typed.to_str(), tokio::runtime::Builder::new_current_thread().enable_all().build()) else {

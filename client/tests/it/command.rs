@@ -211,7 +211,7 @@ fn a_source_that_is_not_there_is_said_to_be_so() {
 #[test]
 fn a_reader_that_has_read_enough_is_no_failure() {
     let home = tempfile::tempdir().unwrap();
-    // Nobody reads any more when the program begins to write.
+    // The pipe has no reader any more when the program begins to write.
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
     let output = pf(home.path(), &["completions", "zsh"]).stdout(writer).output().unwrap();

@@ -1,4 +1,4 @@
-//! Completions: what a shell is told may follow on the line that is being typed.
+//! Completions of the line that is being typed, as a shell gets them.
 
 use crate::common::sample::{SMALL, directory};
 use crate::common::{Registry, pf, push_dir, target};
@@ -6,7 +6,7 @@ use pfr_client::{Progress, PushTarget, Source, push};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// What bash puts behind the last end of a word that readline sees on the line.
+/// The words that bash offers, each from the last end of a word on that readline sees.
 fn completed(home: &Path, registry: &str, line: &str) -> Vec<String> {
     const ASK: &str = r#"
         source <(pf completions bash) || exit 1

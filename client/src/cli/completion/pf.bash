@@ -5,7 +5,7 @@ _pf_complete() {
     read -ra words <<<"$line"
     [[ $line == *[[:blank:]] ]] && words+=('')
     word=${words[${#words[@]} - 1]}
-    # readline replaces only what follows the last end of a word, as it sees them.
+    # readline replaces only the part after the last end of a word, as it sees them.
     [[ $COMP_WORDBREAKS == *:* ]] && ends+=:
     [[ $COMP_WORDBREAKS == *=* ]] && ends+='='
     [[ -n $ends ]] && start=${word%"${word##*["$ends"]}"}
@@ -13,7 +13,7 @@ _pf_complete() {
     while IFS= read -r candidate; do
         COMPREPLY+=("${candidate#"$start"}")
     done < <(PF_COMPLETE=bash pf -- "${words[@]}" 2>/dev/null)
-    # A repository is followed by its tag, a folder by what is in it.
+    # A repository is followed by its tag, a folder by a file.
     [[ ${#COMPREPLY[@]} -ne 1 || ${COMPREPLY[0]} != *[:=/] ]] || compopt -o nospace 2>/dev/null
 }
 complete -o bashdefault -F _pf_complete pf

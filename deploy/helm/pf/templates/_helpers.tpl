@@ -24,7 +24,7 @@ app.kubernetes.io/instance: {{ .root.Release.Name }}
   - {protocol: TCP, port: 53}
 {{- end -}}
 
-{{- /* What a container of ours may not do. */ -}}
+{{- /* Limits of every container of ours. */ -}}
 {{- define "pf.confined" -}}
 allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true

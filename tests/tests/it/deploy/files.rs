@@ -1,4 +1,4 @@
-//! The files of `deploy/`, and what is in them.
+//! The files of `deploy/` and their contents.
 
 use crate::docs::page::{files, root};
 use serde_json::{Map, Value};

@@ -1,4 +1,4 @@
-//! The Containerfile: what its images run.
+//! The Containerfile: the commands of its images.
 
 use super::files::text;
 use super::kubernetes::is_command;

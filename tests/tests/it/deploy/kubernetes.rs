@@ -132,7 +132,7 @@ fn pods_get_the_time_that_their_programs_take_to_stop() {
     assert!(limit > 2 * grace("registry/pf-registry.toml") + 2);
 }
 
-/// The environment of a container, without what comes from elsewhere.
+/// The variables that a container itself sets.
 fn environment(container: &Value) -> Environment {
     let text = |value: &Value| value.as_str().unwrap().to_owned();
     items(&container["env"]).iter().map(|variable| (text(&variable["name"]), text(&variable["value"]))).collect()
@@ -173,7 +173,7 @@ fn the_registry_starts_with_the_environment_of_its_pods_and_is_healthy() {
             ("AWS_REGION", s3_is("AWS_REGION")),
         ],
     );
-    // What the example has as a comment.
+    // The example has it as a comment.
     assert!(text("deploy/kustomize/example/kustomization.yaml").contains("# - AWS_ENDPOINT_URL="));
     environment.extend(s3.env().into_iter().filter(|(name, _)| ["AWS_ENDPOINT_URL", "AWS_ALLOW_HTTP"].contains(&name.as_str())));
     let registry = Running::start("pf-registry", &["serve"], &environment);

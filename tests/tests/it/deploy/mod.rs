@@ -1,5 +1,6 @@
-//! What `deploy/` has, held against the programs: settings that exist, objects that fit together,
-//! metrics that are exported, and fleets that start with the environments of the manifests.
+//! The files of `deploy/`, held against the programs: settings that exist, objects that fit
+//! together, metrics that are exported, and fleets that start with the environments of the
+//! manifests.
 
 mod compose;
 mod files;

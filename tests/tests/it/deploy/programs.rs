@@ -1,4 +1,4 @@
-//! What the programs take: variables and commands. And programs that run with an environment.
+//! The variables and commands of the programs, and programs that run with an environment.
 
 use super::files::{deployed, text};
 use crate::docs::usage::Helps;

@@ -110,7 +110,7 @@ mod long {
             let output = child.wait_with_output().unwrap();
             assert!(output.status.success(), "{what}: {}", String::from_utf8_lossy(&output.stderr));
         }
-        assert!(files(&pf.path(&format!("out-{round}"))) == files(first), "{what}: what was pulled differs");
+        assert!(files(&pf.path(&format!("out-{round}"))) == files(first), "{what}: the pulled snapshot differs");
         pf.run(&["verify", &format!("team/agent:new-{round}"), "--retries", "120"]).ok();
     }
 
