@@ -82,7 +82,7 @@ impl Plan {
         for (digest, kind, container) in containers {
             match planner.accept(*digest, *kind, container, None) {
                 Ok(()) => {}
-                Err(Error::Missing { .. } | Error::WrongShape { .. }) => refused.push(*digest),
+                Err(Error::Missing { .. } | Error::WrongShape { .. } | Error::Invalid(_)) => refused.push(*digest),
                 Err(error) => return Err(error),
             }
         }
@@ -170,6 +170,10 @@ impl Planner {
             // It holds its children already. Their health is checked later.
             Some(known) if known.kind == kind => true,
             Some(known) if known.kind == Kind::Blob => false,
+            // The bytes decide about every other kind.
+            Some(known) if matches!((known.kind, kind), (Kind::Manifest, Kind::Image) | (Kind::Image, Kind::Manifest)) => {
+                return Err(Error::Invalid(format!("{digest} is stored as a {:?} already, and cannot be a {kind:?} too", known.kind)));
+            }
             other => return Err(Error::Internal(format!("{digest} cannot become a {kind:?}, it is {:?}", other.map(|o| o.kind)))),
         };
         let children = self.children(digest, &container.children)?;
@@ -228,6 +232,7 @@ impl Planner {
                         present.push(child.digest);
                     }
                 }
+                None if child.optional => {}
                 None if seen.insert(child.digest) => missing.push(child.digest),
                 None => {}
             }
