@@ -170,9 +170,10 @@ impl Planner {
             // It holds its children already. Their health is checked later.
             Some(known) if known.kind == kind => true,
             Some(known) if known.kind == Kind::Blob => false,
-            // The bytes decide about every other kind.
-            Some(known) if matches!((known.kind, kind), (Kind::Manifest, Kind::Image) | (Kind::Image, Kind::Manifest)) => {
-                return Err(Error::Invalid(format!("{digest} is stored as a {:?} already, and cannot be a {kind:?} too", known.kind)));
+            // The one kind that is not decided by the bytes.
+            Some(known) if known.kind == Kind::Manifest && kind == Kind::Image => return Ok(()),
+            Some(known) if known.kind == Kind::Image && kind == Kind::Manifest => {
+                return Err(Error::Invalid(format!("{digest} is stored as an image: push it as one")));
             }
             other => return Err(Error::Internal(format!("{digest} cannot become a {kind:?}, it is {:?}", other.map(|o| o.kind)))),
         };

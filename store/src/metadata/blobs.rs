@@ -36,6 +36,11 @@ pub(super) async fn link<T: Tx>(tx: &mut T, push: &PushId, digest: &Digest) -> O
     }
 }
 
+pub(super) async fn has_unlinked<T: Tx>(tx: &mut T, repository: &RepositoryName) -> Outcome<bool> {
+    let find = "SELECT EXISTS (SELECT 1 FROM repositories r JOIN manifests m ON m.repository = r.id WHERE r.name = $1 AND NOT m.linked)";
+    tx.one(find, values![repository]).await
+}
+
 pub(super) async fn link_manifests<T: Tx>(tx: &mut T, repository: &RepositoryName, limit: usize) -> Outcome<usize> {
     let find = "SELECT m.id, m.repository, c.children FROM repositories r JOIN manifests m ON m.repository = r.id
                 JOIN containers c ON c.object = m.object WHERE r.name = $1 AND NOT m.linked ORDER BY m.id LIMIT $2";
@@ -84,8 +89,10 @@ pub(super) async fn absent<T: Tx>(tx: &mut T, repository: i64, ids: &[ObjectId])
 /// Of these digests, those that a repository has neither as blobs nor as manifests, stored or not.
 pub(super) async fn missing<T: Tx>(tx: &mut T, repository: &RepositoryName, digests: &[Digest]) -> Outcome<Vec<Digest>> {
     let find = "SELECT o.digest FROM objects o WHERE o.digest = ANY($1)
-                AND (EXISTS (SELECT 1 FROM repository_blobs b JOIN repositories r ON r.id = b.repository WHERE r.name = $2 AND b.object = o.id)
-                  OR EXISTS (SELECT 1 FROM manifests m JOIN repositories r ON r.id = m.repository WHERE r.name = $2 AND m.object = o.id))";
+                AND (EXISTS (SELECT 1 FROM repository_blobs b JOIN repositories r ON r.id = b.repository
+                             WHERE r.name = $2 AND b.object = o.id)
+                  OR EXISTS (SELECT 1 FROM manifests m JOIN repositories r ON r.id = m.repository
+                             WHERE r.name = $2 AND m.object = o.id))";
     let there: HashSet<Digest> = tx.query::<Digest>(find, values![digests, repository]).await?.into_iter().collect();
     Ok(digests.iter().filter(|digest| !there.contains(digest)).copied().collect())
 }

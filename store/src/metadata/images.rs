@@ -37,9 +37,6 @@ pub(super) async fn put<T: Tx>(tx: &mut T, push: &PushId, image: &NewImage) -> O
             used(tx, id).await?;
             id
         }
-        None if kind == Kind::Manifest => {
-            return Err(Error::Invalid(format!("{name} has no snapshot {digest}; push it there with `pf push`")).into());
-        }
         None => {
             let mut missing = blobs::absent(tx, repository, &children::unpack(&packed)?).await?;
             missing.retain(|child| !image.optional.contains(child));

@@ -422,13 +422,16 @@ macro_rules! metadata_transactions {
                 = READ |tx| images::tags(tx, repository, after.as_deref(), *limit);
             /// Manifests of a repository that refer to `subject`, of one type or of any, in the
             /// order of their row ids, after `after`.
-            referrers(repository: RepositoryName, subject: Digest, artifact_type: Option<String>, after: i64, limit: usize) -> Vec<ManifestRow>
+            referrers(repository: RepositoryName, subject: Digest, artifact_type: Option<String>, after: i64, limit: usize)
+                -> Vec<ManifestRow>
                 = READ |tx| images::referrers(tx, repository, subject, artifact_type.as_deref(), *after, *limit);
             /// Puts a stored blob into the repository of a session.
             ///
             /// # Errors
             /// [`crate::Error::BlobUnknown`] if it is not stored.
             link_blob(push: PushId, digest: Digest) -> () = GROW |tx| blobs::link(tx, push, digest);
+            /// Whether [`Metadata::link_manifests`] has something to do.
+            has_unlinked(repository: RepositoryName) -> bool = READ |tx| blobs::has_unlinked(tx, repository);
             /// Puts what manifests list into their repository, for at most `limit` manifests of
             /// which that was not done yet; returns how many.
             link_manifests(repository: RepositoryName, limit: usize) -> usize = GROW |tx| blobs::link_manifests(tx, repository, *limit);
