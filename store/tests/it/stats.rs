@@ -82,7 +82,13 @@ impl Made {
         children.extend(attached.map(|page| (self.page(page), Kind::Blob)));
         for tree in trees {
             let chunks: Vec<(Digest, Shape)> = tree.iter().map(|pages| self.chunk(pages)).collect();
-            let child = |(digest, shape): &(Digest, Shape)| Child { digest: *digest, kind: Kind::Run, size: None, shape: Some(*shape), optional: false };
+            let child = |(digest, shape): &(Digest, Shape)| Child {
+                digest: *digest,
+                kind: Kind::Run,
+                size: None,
+                shape: Some(*shape),
+                optional: false,
+            };
             let container = NewContainer { children: chunks.iter().map(child).collect(), shape: None };
             children.push((self.frame(format!("tree {tree:?}").as_bytes(), Kind::Tree, 70, Some(container)), Kind::Tree));
         }
