@@ -56,8 +56,8 @@ impl Store {
     /// the bytes that it has received then. Nothing of a chunk that fails counts.
     ///
     /// # Errors
-    /// [`Error::UploadMoved`] if the chunk is not the next one, [`Error::PushUnknown`], and those of
-    /// [`Store::ingest`].
+    /// [`Error::UploadMoved`] if the chunk is not the next one, [`Error::PushUnknown`], and those
+    /// of [`Store::ingest`].
     #[boxed]
     pub async fn append_upload(&self, upload: &LivePush, begin_at: Option<u64>, body: BodyStream) -> Result<u64> {
         let received = self.upload_received(upload).await?;
@@ -142,8 +142,8 @@ impl Store {
         }
     }
 
-    /// Some of the repositories that have a blob: of those, a caller may mount it from the ones that
-    /// it sees.
+    /// Some of the repositories that have a blob: of those, a caller may mount it from the ones
+    /// that it sees.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -151,8 +151,8 @@ impl Store {
         self.metadata.blob_places(digest, PLACES).await
     }
 
-    /// The size of a blob, if the repository has it: it was uploaded or mounted there, or one of its
-    /// manifests lists it.
+    /// The size of a blob, if the repository has it: it was uploaded or mounted there, or one of
+    /// its manifests lists it.
     ///
     /// # Errors
     /// [`Error::Unavailable`].

@@ -1,8 +1,8 @@
 //! Cuts a body into blobs, each small enough to be hashed before it is stored.
 //!
 //! An upload may hold [`LEAST`] bytes and what one read brought, as any other. A piece grows to
-//! [`MOST`] only with a permit for the rest, among those of all slow uploads, and only for a moment:
-//! a client that is slow, or one among many, gets small pieces.
+//! [`MOST`] only with a permit for the rest, among those of all slow uploads, and only for a
+//! moment: a client that is slow, or one among many, gets small pieces.
 
 use super::BodyStream;
 use crate::Store;
@@ -114,8 +114,8 @@ impl Cutter {
         self.more.is_some()
     }
 
-    /// Makes a frame of the piece. Its name is a BLAKE3 digest: no other program asks for it, and it
-    /// costs least.
+    /// Makes a frame of the piece. Its name is a BLAKE3 digest: no other program asks for it, and
+    /// it costs least.
     async fn cut(&mut self) -> Result<()> {
         let size = self.piece.len() as u64;
         let (end, count) = (self.at + size, self.parts.lock().len() as u64);
