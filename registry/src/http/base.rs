@@ -33,7 +33,7 @@ pub(crate) fn take_off<B>(request: &mut Request<B>) {
     }
     let Some(rest) = rest else { return };
     // The name is not decoded: a proxy that forwards one domain only sees the same bytes.
-    let domain = name.map_or_else(|| Ok(DomainName::default()), |name| name.parse().map_err(ApiError::from));
+    let domain = name.map_or_else(|| Ok(DomainName::default()), |name| name.parse::<DomainName>().map_err(ApiError::from));
     let mut parts = request.uri().clone().into_parts();
     parts.path_and_query = Some(rest);
     if let Ok(uri) = Uri::from_parts(parts) {
