@@ -108,7 +108,7 @@ impl Store {
     }
 
     /// Manifests of a repository that refer to `subject`, of one type or of any, after the row
-    /// `after`.
+    /// `after`. An index may have no type: an empty text asks for those.
     ///
     /// # Errors
     /// [`Error::Unavailable`].

@@ -100,7 +100,6 @@ pub(crate) async fn referrers(
     address: Address,
     Query(Filter { artifact_type, after }): Query<Filter>,
 ) -> Answer<Response> {
-    let artifact_type = artifact_type.filter(|text| !text.is_empty());
     if artifact_type.as_ref().is_some_and(|text| text.contains('\0')) {
         return Err(ApiError::invalid("no artifact type holds a NUL"));
     }

@@ -104,7 +104,7 @@ pub(super) async fn referrers<T: Tx>(
     limit: usize,
 ) -> Outcome<Vec<ManifestRow>> {
     let find = "SELECT m.id, o.digest, o.size FROM manifests m JOIN repositories r ON r.id = m.repository JOIN objects o ON o.id = m.object
-                WHERE r.name = $1 AND m.subject = $2 AND ($3 IS NULL OR m.artifact_type = $3) AND m.id > $4 ORDER BY m.id LIMIT $5";
+                WHERE r.name = $1 AND m.subject = $2 AND ($3 IS NULL OR COALESCE(m.artifact_type, '') = $3) AND m.id > $4 ORDER BY m.id LIMIT $5";
     let rows: Vec<(i64, Digest, u64)> = tx.query(find, values![repository, subject, artifact_type, after, at_most(limit)]).await?;
     Ok(rows.into_iter().map(|(id, digest, size)| ManifestRow { id, digest, size }).collect())
 }
