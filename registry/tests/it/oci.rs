@@ -276,3 +276,18 @@ async fn an_upload_that_stalls_is_cut_and_goes_on_where_it_was() {
     let done = send(registry.request(Method::PUT, &format!("{location}?digest={digest}"))).await;
     assert_eq!(done.status(), StatusCode::CREATED);
 }
+
+#[tokio::test]
+async fn the_quota_of_the_domain_holds_for_images() {
+    let registry = Registry::start().await;
+    let content = vec![7; 100_000];
+    assert!(registry.put("/v1/domains/default/quota", &json!({"bytes": 50_000, "snapshots": 1})).await.status().is_success());
+    let location = begin(&registry, NAME).await;
+    let address = format!("{location}?digest={}", Digest::sha256(&content));
+    assert_eq!(refused(send(registry.request(Method::PUT, &address).body(content)).await, 403).await, "DENIED");
+    put_blob(&registry, NAME, b"{}").await;
+    for (tag, status) in [("one", 201), ("two", 403), ("one", 201)] {
+        let answer = put_manifest(&registry, &format!("{NAME}/manifests/{tag}"), &image(None, tag)).await;
+        assert_eq!(answer.status().as_u16(), status, "{tag}");
+    }
+}
