@@ -1,8 +1,9 @@
 //! Cuts a body into blobs, each small enough to be hashed before it is stored.
 //!
 //! An upload may hold [`LEAST`] bytes and what one read brought, as any other. A piece grows to
-//! [`MOST`] only with a permit for the rest, among those of all slow uploads, and only for a
-//! moment: a client that is slow, or one among many, gets small pieces.
+//! [`MOST`] only with one of a few permits, and only for a moment: a client that is slow, or one
+//! among many, gets small pieces. Nothing here waits for a permit, so an upload that has one may
+//! wait for a place.
 
 use super::BodyStream;
 use crate::Store;
@@ -54,7 +55,7 @@ struct Cutter {
     /// Where the current piece begins.
     at: u64,
     piece: BytesMut,
-    /// The permit for what the piece holds beyond [`LEAST`].
+    /// The permit to hold more than [`LEAST`].
     more: Option<OwnedSemaphorePermit>,
     /// Bytes of frames to hand out.
     ready: VecDeque<Bytes>,
@@ -104,12 +105,10 @@ impl Cutter {
         }
     }
 
-    /// Whether there is a permit for a piece of full size. Never waits: others may need theirs
-    /// more.
+    /// Whether there is a permit for a piece of full size.
     fn may_grow(&mut self) -> bool {
         if self.more.is_none() {
-            let kib = u32::try_from((MOST - LEAST) >> 10).unwrap_or(u32::MAX);
-            self.more = Arc::clone(&self.store.slow).try_acquire_many_owned(kib).ok();
+            self.more = Arc::clone(&self.store.pieces).try_acquire_owned().ok();
         }
         self.more.is_some()
     }
