@@ -71,6 +71,8 @@ impl Cutter {
             if self.ended {
                 return Ok(None);
             }
+            // The last piece is its reader's now, and counts there.
+            self.more = None;
             self.ended = !self.fill().await?;
             if !self.piece.is_empty() {
                 self.cut().await?;
@@ -126,8 +128,7 @@ impl Cutter {
                 return Err(FormatError::TooLarge { what, found, limit }.into());
             }
         }
-        let held = Held { bytes: self.piece.split().freeze(), _more: self.more.take() };
-        let bytes = Bytes::from_owner(held);
+        let bytes = self.piece.split().freeze();
         let hashed = bytes.clone();
         let hash = move || (Digest::of(Algorithm::Blake3, &hashed), crc32c::crc32c(&hashed));
         let (digest, checksum) = tokio::task::spawn_blocking(hash).await.map_err(|e| Error::Internal(e.to_string()))?;
@@ -139,17 +140,5 @@ impl Cutter {
         self.parts.lock().push(UploadPart { begin_at: self.at, size, digest });
         self.at += size;
         Ok(())
-    }
-}
-
-/// A piece, and its permit until the last slice of it is dropped.
-struct Held {
-    bytes: Bytes,
-    _more: Option<OwnedSemaphorePermit>,
-}
-
-impl AsRef<[u8]> for Held {
-    fn as_ref(&self) -> &[u8] {
-        &self.bytes
     }
 }
