@@ -221,8 +221,10 @@ async fn in_a_task<T: Send + 'static>(
     let done = tokio::spawn(work.in_current_span()).await.map_err(|panic| ApiError::internal(format!("uploading: {panic}")))?;
     match done {
         Ok(done) => Ok(Ok(done)),
-        Err(error @ Error::UploadMoved { received, .. }) => Ok(Err(Moved { detail: error.to_string(), received })),
-        Err(error) => Err(stalls.explain(error)),
+        Err(error) => match error {
+            Error::UploadMoved { received, .. } => Ok(Err(Moved { detail: error.to_string(), received })),
+            error => Err(stalls.explain(error)),
+        },
     }
 }
 
