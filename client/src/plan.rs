@@ -133,7 +133,7 @@ pub(crate) fn children(document: &Document, limits: &Limits) -> Result<Vec<Item>
         Container::Checkpoint(checkpoint) => {
             items.iter_mut().zip(&checkpoint.tensors).for_each(|(item, tensor)| item.elements = Some(tensor.storage_dtype));
         }
-        Container::Run(_) | Container::Manifest(_) => {}
+        Container::Run(_) | Container::Manifest(_) | Container::Image(_) => {}
     }
     Ok(items)
 }

@@ -4,7 +4,7 @@
 //! main ─▶ config (flags, environment, file) ─▶ server (listener, connections, shutdown)
 //!                                                 │
 //! connection ─▶ http::handshake (TLS) ─▶ http::base (domain) ─▶ http::request (id, limits, panics, metrics, one log line) ─▶ routes
-//!   ─▶ v1, or a page of ui ─▶ auth::Access (the store of the domain)
+//!   ─▶ v1, oci, or a page of ui ─▶ auth::Access (the store of the domain)
 //!                                                 │
 //!                                              problem (every error, one shape)
 //! ```
@@ -29,6 +29,7 @@ pub mod jwt;
 mod lock;
 mod metrics;
 pub mod mirror;
+mod oci;
 mod problem;
 mod pull_through;
 mod rates;

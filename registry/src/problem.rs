@@ -1,5 +1,6 @@
 //! Errors of the registry as its clients see them. Nothing internal is in them.
 
+use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use pfr_schema::{ErrorCode, FormatError};
 use pfr_service::problem;
@@ -24,6 +25,11 @@ impl ApiError {
     #[must_use]
     pub fn because(self, cause: impl Into<String>) -> Self {
         Self(self.0.because(cause))
+    }
+
+    /// The same, with a more exact status.
+    pub(crate) fn with_status(self, status: StatusCode) -> Self {
+        Self(self.0.with_status(status))
     }
 
     /// The same, with a time in seconds after which to try again.

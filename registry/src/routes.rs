@@ -1,12 +1,13 @@
 //! The map of the service: every route, and the OpenAPI document that is made from the same list.
 //!
 //! Paths are those of the default domain; `http::base` takes the base path of another one off
-//! before the router sees it. `/v2` is free: the OCI distribution API goes there.
+//! before the router sees it, and makes one segment of the repository in paths below `/v2`.
 
 use crate::app::App;
 use crate::auth::{action_of, name_of};
 use crate::health;
 use crate::http::request;
+use crate::oci;
 use crate::pull_through::{self, PullThrough};
 use crate::ui;
 use crate::v1::{
@@ -14,7 +15,7 @@ use crate::v1::{
 };
 use axum::Router;
 use axum::middleware;
-use axum::routing::{MethodRouter, get, post};
+use axum::routing::{MethodRouter, delete, get, patch, post, put};
 use pfr_schema::Action;
 use std::sync::Arc;
 use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityRequirement, SecurityScheme};
@@ -125,19 +126,19 @@ fn table() -> OpenApiRouter<App> {
     ]
 }
 
-/// A page of the user interface: method, path, action, handler.
-type Page = (&'static str, &'static str, Option<Action>, MethodRouter<App>);
+/// A route that the document does not have: method, path, action, handler.
+type Other = (&'static str, &'static str, Option<Action>, MethodRouter<App>);
 
-macro_rules! pages {
-    ($($name:literal $method:ident $path:literal $handler:ident),+ $(,)?) => {
-        vec![$(($name, $path, action_of(&ui::$handler), $method(ui::$handler))),+]
+macro_rules! others {
+    ($module:ident: $($name:literal $method:ident $path:literal $handler:ident),+ $(,)?) => {
+        vec![$(($name, $path, action_of(&$module::$handler), $method($module::$handler))),+]
     };
 }
 
 /// The pages of the user interface. No client is written against them, so the document does not
 /// have them.
-fn pages() -> Vec<Page> {
-    pages![
+fn pages() -> Vec<Other> {
+    others![ui:
         "GET" get "/" overview,
         "GET" get "/ui" start,
         "GET" get "/ui/" start,
@@ -152,9 +153,30 @@ fn pages() -> Vec<Page> {
     ]
 }
 
-/// Each page as `GET /path`, and the action that a caller must be allowed.
-pub fn actions_of_pages() -> impl Iterator<Item = (String, &'static str)> {
-    pages().into_iter().map(|(method, path, action, _)| (format!("{method} {path}"), name_of(action)))
+/// The OCI Distribution API, whose document is its specification.
+fn oci_routes() -> Vec<Other> {
+    others![oci:
+        "GET" get "/v2/" ping,
+        "GET" get "/v2/_catalog" catalog,
+        "GET" get "/v2/{repo}/tags/list" tags,
+        "GET" get "/v2/{repo}/referrers/{digest}" referrers,
+        "GET" get "/v2/{repo}/manifests/{reference}" get_manifest,
+        "PUT" put "/v2/{repo}/manifests/{reference}" put_manifest,
+        "DELETE" delete "/v2/{repo}/manifests/{reference}" delete_manifest,
+        "GET" get "/v2/{repo}/blobs/{digest}" get_blob,
+        "DELETE" delete "/v2/{repo}/blobs/{digest}" delete_blob,
+        "POST" post "/v2/{repo}/blobs/uploads" begin,
+        "GET" get "/v2/{repo}/blobs/uploads/{id}" status,
+        "PATCH" patch "/v2/{repo}/blobs/uploads/{id}" append,
+        "PUT" put "/v2/{repo}/blobs/uploads/{id}" finish,
+        "DELETE" delete "/v2/{repo}/blobs/uploads/{id}" cancel,
+    ]
+}
+
+/// Each route that the document does not have as `GET /path`, and the action that a caller must be
+/// allowed.
+pub fn actions_of_others() -> impl Iterator<Item = (String, &'static str)> {
+    pages().into_iter().chain(oci_routes()).map(|(method, path, action, _)| (format!("{method} {path}"), name_of(action)))
 }
 
 /// Names the action of an operation in the document.
@@ -183,7 +205,7 @@ pub fn openapi() -> String {
 /// The service.
 pub(crate) fn service(app: App, pull_through: Option<Arc<PullThrough>>) -> Router {
     let (mut router, _) = table().split_for_parts();
-    for (_, path, _, handler) in pages() {
+    for (_, path, _, handler) in pages().into_iter().chain(oci_routes()) {
         router = router.route(path, handler);
     }
     if let Some(layer) = pull_through {

@@ -3,6 +3,7 @@
 use crate::checkpoint::Checkpoint;
 use crate::digest::Digest;
 use crate::error::FormatError;
+use crate::image::Image;
 use crate::kind::Kind;
 use crate::limits::Limits;
 use crate::run::{Run, Shape};
@@ -20,6 +21,8 @@ pub struct Child {
     pub size: Option<u64>,
     /// The shape of a page chunk, if the node gives it.
     pub shape: Option<Shape>,
+    /// It need not be stored. If it is, the node holds it as any other.
+    pub optional: bool,
 }
 
 /// A parsed node.
@@ -33,6 +36,8 @@ pub enum Container {
     Checkpoint(Checkpoint),
     /// An OCI image manifest.
     Manifest(Manifest),
+    /// An OCI manifest or index that was pushed as one.
+    Image(Image),
 }
 
 impl Container {
@@ -47,23 +52,26 @@ impl Container {
             Kind::Tree => Some(Self::Tree(PageTree::parse(bytes, limits)?)),
             Kind::Checkpoint => Some(Self::Checkpoint(Checkpoint::parse(bytes, limits)?)),
             Kind::Manifest => Some(Self::Manifest(Manifest::parse(bytes, limits)?)),
+            Kind::Image => Some(Self::Image(Image::parse(bytes, limits)?)),
         })
     }
 
     /// What it lists, in its own order; a blob listed twice appears twice.
     #[must_use]
     pub fn children(&self) -> Vec<Child> {
-        let blob = |digest, size| Child { digest, kind: Kind::Blob, size: Some(size), shape: None };
+        let blob = |digest, size| Child { digest, kind: Kind::Blob, size: Some(size), shape: None, optional: false };
         match self {
             Self::Run(run) => run.digests().iter().map(|d| blob(*d, run.shape().page_bytes)).collect(),
             Self::Tree(tree) => {
-                tree.run_shapes().map(|(digest, shape)| Child { digest, kind: Kind::Run, size: None, shape: Some(shape) }).collect()
+                let run = |(digest, shape)| Child { digest, kind: Kind::Run, size: None, shape: Some(shape), optional: false };
+                tree.run_shapes().map(run).collect()
             }
             Self::Checkpoint(checkpoint) => checkpoint.tensors.iter().map(|t| blob(t.payload_hash, t.payload_bytes)).collect(),
             Self::Manifest(manifest) => std::iter::once(&manifest.config)
                 .chain(&manifest.layers)
-                .map(|d| Child { digest: d.digest, kind: d.kind(), size: Some(d.size), shape: None })
+                .map(|d| Child { digest: d.digest, kind: d.kind(), size: Some(d.size), shape: None, optional: false })
                 .collect(),
+            Self::Image(image) => image.children().to_vec(),
         }
     }
 

@@ -5,9 +5,11 @@ use serde::{Deserialize, Serialize};
 
 /// The format of a blob. The discriminant is its stable number in binary formats.
 ///
-/// A blob has at most one kind besides `Blob`, because no bytes are valid in the formats of two
-/// kinds of nodes. A stored node can serve as a plain blob of the same bytes. A stored plain blob
-/// cannot serve as a node, because only a node keeps its children from being collected.
+/// A blob has at most one kind besides `Blob`. No bytes are valid in the formats of two kinds of
+/// nodes, but for an OCI manifest that is no snapshot: it keeps the kind as which it was stored
+/// first. A stored node can serve as a plain blob of the same bytes, and the manifest of a snapshot
+/// as an image. A stored plain blob cannot serve as a node, because only a node keeps its children
+/// from being collected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
@@ -23,11 +25,13 @@ pub enum Kind {
     Checkpoint = 3,
     /// An OCI image manifest. The manifest of a snapshot is one.
     Manifest = 4,
+    /// An OCI manifest or index that was pushed as one, see [`crate::image`].
+    Image = 5,
 }
 
 impl Kind {
     /// Every kind, children before what may list them.
-    pub const ALL: [Self; 5] = [Self::Blob, Self::Run, Self::Tree, Self::Checkpoint, Self::Manifest];
+    pub const ALL: [Self; 6] = [Self::Blob, Self::Run, Self::Tree, Self::Checkpoint, Self::Manifest, Self::Image];
 
     /// The kind with this number in a binary format.
     #[must_use]
@@ -56,6 +60,6 @@ impl Kind {
     /// Whether a stored blob of kind `self` can serve as one of kind `wanted`.
     #[must_use]
     pub fn satisfies(self, wanted: Self) -> bool {
-        wanted == Self::Blob || self == wanted
+        wanted == Self::Blob || self == wanted || (self == Self::Manifest && wanted == Self::Image)
     }
 }

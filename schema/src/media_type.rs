@@ -14,6 +14,12 @@ pub const CONFIG: &str = "application/vnd.pf.snapshot.config.v1+json";
 pub const SNAPSHOT: &str = "application/vnd.pf.snapshot.v1+json";
 /// The OCI image manifest that a snapshot is.
 pub const OCI_MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+/// An OCI index: a list of manifests.
+pub const OCI_INDEX: &str = "application/vnd.oci.image.index.v1+json";
+/// Docker's image manifest.
+pub const DOCKER_MANIFEST: &str = "application/vnd.docker.distribution.manifest.v2+json";
+/// Docker's index.
+pub const DOCKER_LIST: &str = "application/vnd.docker.distribution.manifest.list.v2+json";
 /// Token ids, `u32` little-endian, in order.
 pub const TOKENS: &str = "application/vnd.pf.tokens.v1";
 /// The highest logits of the step at the boundary: JSON of [`crate::engine::Oracle`].

@@ -93,6 +93,14 @@ pub enum Error {
     /// The push session is over.
     #[error("push session {0} does not exist: it was committed, aborted or its lease ended; open a new one")]
     PushUnknown(String),
+    /// A chunk is not the next one of its upload.
+    #[error("this chunk begins at byte {begin_at}, and the upload has {received} bytes: continue there")]
+    UploadMoved {
+        /// Where the chunk begins.
+        begin_at: u64,
+        /// Bytes that the upload has received.
+        received: u64,
+    },
     /// A collection gave up a pack whose upload took too long.
     #[error("pack {0} took longer than its lease and was given up; send its blobs again")]
     PackLost(String),
@@ -230,7 +238,7 @@ impl Error {
             Self::PushUnknown(_) => ErrorCode::PushUnknown,
             Self::TagMoved { .. } | Self::TagsMoved { .. } => ErrorCode::TagMoved,
             Self::TagImmutable { .. } => ErrorCode::TagImmutable,
-            Self::Invalid(_) => ErrorCode::InvalidRequest,
+            Self::Invalid(_) | Self::UploadMoved { .. } => ErrorCode::InvalidRequest,
             Self::Corrupt { .. } => ErrorCode::CorruptStore,
             Self::Unprovable { .. } => ErrorCode::TooLarge,
             Self::Overloaded(_) => ErrorCode::Overloaded,

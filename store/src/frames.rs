@@ -3,6 +3,7 @@
 mod codecs;
 mod outputs;
 mod ranges;
+mod raw;
 mod serve;
 
 pub use codecs::in_codecs;

@@ -56,8 +56,13 @@ impl Store {
         self.ingest_stream(push, &mut stream.map_err(|e| Error::Input(e.to_string()))).await
     }
 
+    /// The same; errors of the stream are those of the upload.
     #[boxed]
-    async fn ingest_stream(&self, push: &LivePush, stream: &mut (dyn Stream<Item = Result<Bytes>> + Send + Unpin)) -> Result<Ingested> {
+    pub(crate) async fn ingest_stream(
+        &self,
+        push: &LivePush,
+        stream: &mut (dyn Stream<Item = Result<Bytes>> + Send + Unpin),
+    ) -> Result<Ingested> {
         let mut ingest = Ingest { store: self, push: push.clone(), pack: None, done: Ingested::default() };
         match ingest.take_all(stream).await {
             Ok(()) => Ok(ingest.done),

@@ -22,6 +22,7 @@ mod domains;
 mod error;
 mod frames;
 mod gc;
+mod images;
 mod ingest;
 mod inspect;
 mod integrity;
@@ -38,6 +39,7 @@ mod room;
 pub mod storage;
 mod store;
 mod tasks;
+mod uploads;
 mod verify;
 
 /// Compiles the body of an async function here, once. The body of a plain one is compiled again in
@@ -62,4 +64,5 @@ pub use retention::{Criteria, KeepLast};
 pub use room::{Freeing, MadeRoom};
 pub use store::{Options, PushSession, Store, document_frame};
 pub use tasks::{Budget, Lane, RunEnd, Schedule, Task};
+pub use uploads::BodyStream;
 pub use verify::{Incoming, WHOLE_MAX, Whole, verified_frames};

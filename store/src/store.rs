@@ -27,6 +27,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Semaphore;
 
+/// Pieces of full size, for each place of an upload.
+const PIECES: usize = 4;
 /// Snapshots looked for of a shortened digest: more than one is too many, and a few are named.
 const CANDIDATES: usize = 5;
 
@@ -39,7 +41,8 @@ pub struct Options {
     /// MiB.
     pub pack_bytes: u64,
     /// Uploads at full speed at once; others wait. Bounds memory to about 20 MiB each, and to
-    /// 16 MiB more where blobs are tiny. One that waits for its client gives way. Default 6.
+    /// 16 MiB more where blobs are tiny. One that waits for its client gives way. Uploads in chunks
+    /// hold 4 MiB more for each, all together. Default 6.
     pub ingests: usize,
     /// Downloads that are read ahead at once; others go on piece by piece. Bounds memory to about
     /// 12 MiB each. Default 6.
@@ -107,6 +110,8 @@ pub struct Store {
     pub(crate) reads: Arc<Semaphore>,
     /// KiB that uploads may hold without a place.
     pub(crate) slow: Arc<Semaphore>,
+    /// Pieces of full size that are cut from uploads in chunks.
+    pub(crate) pieces: Arc<Semaphore>,
     /// Held while a document of more than a few MiB is in memory.
     pub(crate) large_documents: Arc<Semaphore>,
     /// The same, for those that give way to each other.
@@ -161,6 +166,7 @@ impl Store {
             outputs: Arc::new(Outputs::new(options.outputs)),
             reads: Arc::new(Semaphore::new(options.outputs.max(1))),
             slow: Arc::new(Semaphore::new(slow)),
+            pieces: Arc::new(Semaphore::new(PIECES * options.ingests.clamp(1, 1000))),
             large: Arc::new(Places::over(Arc::clone(&large_documents))),
             large_documents,
             journaling: Arc::default(),
@@ -188,6 +194,7 @@ impl Store {
             outputs: Arc::clone(&self.outputs),
             reads: Arc::clone(&self.reads),
             slow: Arc::clone(&self.slow),
+            pieces: Arc::clone(&self.pieces),
             large_documents: Arc::clone(&self.large_documents),
             large: Arc::clone(&self.large),
         }
@@ -506,6 +513,7 @@ mod tests {
         let beside = store.beside(Arc::clone(&other.packs), Arc::clone(&other.metadata));
         assert!(Arc::ptr_eq(&store.ingests, &beside.ingests) && Arc::ptr_eq(&store.outputs, &beside.outputs));
         assert!(Arc::ptr_eq(&store.reads, &beside.reads) && Arc::ptr_eq(&store.slow, &beside.slow));
+        assert!(Arc::ptr_eq(&store.pieces, &beside.pieces));
         assert!(Arc::ptr_eq(&store.large, &beside.large) && Arc::ptr_eq(&store.large_documents, &beside.large_documents));
         assert!(!Arc::ptr_eq(&store.journaling, &beside.journaling) && !Arc::ptr_eq(&store.settled, &beside.settled));
         assert!(!store.is_same(&beside));

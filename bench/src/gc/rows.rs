@@ -98,7 +98,7 @@ impl<'a> Rows<'a> {
     /// Makes a page chunk of stored pages.
     pub fn run(&mut self, components: &[Digest]) -> StoredRun {
         let shape = shape(components.len() / 2);
-        let child = |digest: &Digest| Child { digest: *digest, kind: Kind::Blob, size: Some(PAGE_BYTES), shape: None };
+        let child = |digest: &Digest| Child { digest: *digest, kind: Kind::Blob, size: Some(PAGE_BYTES), shape: None, optional: false };
         let container = NewContainer { children: components.iter().map(child).collect(), shape: Some(shape) };
         let digest = self.fresh();
         self.frame(digest, Kind::Run, run_bytes(components.len() / 2), Some(container));
@@ -116,9 +116,9 @@ impl<'a> Rows<'a> {
     ) -> Result<Digest> {
         let (config, tree, manifest) = (self.fresh(), self.fresh(), self.fresh());
         self.frame(config, Kind::Blob, DOCUMENT_BYTES, None);
-        let run = |run: &StoredRun| Child { digest: run.digest, kind: Kind::Run, size: None, shape: Some(run.shape) };
+        let run = |run: &StoredRun| Child { digest: run.digest, kind: Kind::Run, size: None, shape: Some(run.shape), optional: false };
         self.frame(tree, Kind::Tree, DOCUMENT_BYTES, Some(NewContainer { children: runs.iter().map(run).collect(), shape: None }));
-        let part = |digest, kind| Child { digest, kind, size: Some(DOCUMENT_BYTES), shape: None };
+        let part = |digest, kind| Child { digest, kind, size: Some(DOCUMENT_BYTES), shape: None, optional: false };
         let parts = NewContainer { children: vec![part(config, Kind::Blob), part(tree, Kind::Tree)], shape: None };
         self.frame(manifest, Kind::Manifest, DOCUMENT_BYTES, Some(parts));
         let push = PushId(uuid::Uuid::now_v7().to_string());

@@ -115,7 +115,7 @@ async fn snapshots(metadata: &dyn Metadata, repository: &RepositoryName, count: 
     let digest = |number: usize| Digest::sha256(format!("{repository} {number}").as_bytes());
     let header = |digest, kind| Header { codec: Codec::Raw, kind, digest, raw_len: 600, stored_len: 600 };
     let config = digest(usize::MAX);
-    let children = vec![Child { digest: config, kind: Kind::Blob, size: Some(600), shape: None }];
+    let children = vec![Child { digest: config, kind: Kind::Blob, size: Some(600), shape: None, optional: false }];
     let push = PushId(uuid::Uuid::now_v7().to_string());
     metadata.open_push(push.clone(), repository.clone(), LEASE).await?;
     let all: Vec<Digest> = (0..count).map(digest).collect();

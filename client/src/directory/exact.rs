@@ -144,6 +144,7 @@ fn place(container: &Container, i: usize) -> String {
     match container {
         Container::Manifest(_) => i.checked_sub(1).map_or("$.config".into(), |layer| format!("$.layers[{layer}]")),
         Container::Tree(_) => format!("$.runs[{i}]"),
+        Container::Image(_) => format!("blob {i}"),
         Container::Checkpoint(_) => format!("$.tensors[{i}].payload_hash"),
         Container::Run(run) => {
             let components = usize::from(run.shape().components);

@@ -51,6 +51,7 @@ impl Totals {
             }
             Container::Checkpoint(checkpoint) => checkpoint.tensors.iter().for_each(|tensor| blobs(1, tensor.payload_bytes)),
             Container::Run(_) => {}
+            Container::Image(image) => image.children().iter().for_each(|child| blobs(1, child.size.unwrap_or(0))),
         }
     }
 }

@@ -63,7 +63,7 @@ pub(crate) struct Audit {
 
 impl Audit {
     pub(crate) fn new(openapi: &str, config: &Config) -> Arc<Self> {
-        let operations = Operations::of(openapi, routes::actions_of_pages());
+        let operations = Operations::of(openapi, routes::actions_of_others());
         Arc::new(Self { operations, reads: config.audit_reads, repeats: Repeats::default(), written: Notify::new() })
     }
 
@@ -235,8 +235,8 @@ impl Trail {
         *self.0.about.lock() = Some(About {
             domain: (!of_registry).then(|| domain.clone()),
             repository,
-            tag: segment("tag").and_then(|text| text.parse().ok()),
-            digest: segment("ref").and_then(|text| text.parse().ok()),
+            tag: ["tag", "reference"].into_iter().find_map(segment).and_then(|text| text.parse().ok()),
+            digest: ["ref", "reference", "digest"].into_iter().find_map(segment).and_then(|text| text.parse().ok()),
             subject: SUBJECTS.into_iter().find_map(segment).filter(is_harmless).map(str::to_owned),
             of_registry,
         });

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 /// Operations that change something in one transaction, which writes their record too.
-const CHANGES: [&str; 11] = [
+const CHANGES: [&str; 14] = [
     "commit",
     "put_tag",
     "delete_tag",
@@ -19,10 +19,22 @@ const CHANGES: [&str; 11] = [
     "set_retention",
     "create_token",
     "revoke_token",
+    "PUT /v2/{repo}/manifests/{reference}",
+    "DELETE /v2/{repo}/manifests/{reference}",
+    "DELETE /v2/{repo}/blobs/{digest}",
 ];
-/// Operations of a push before its commit. Nothing of it is visible: it becomes garbage if no
-/// commit follows.
-const PREPARATIONS: [&str; 4] = ["open_push", "missing", "put_frames", "abort_push"];
+/// Operations of a push before its commit, or before the manifest of an image. Nothing of it has a
+/// name: it becomes garbage if neither follows.
+const PREPARATIONS: [&str; 8] = [
+    "open_push",
+    "missing",
+    "put_frames",
+    "abort_push",
+    "POST /v2/{repo}/blobs/uploads",
+    "PATCH /v2/{repo}/blobs/uploads/{id}",
+    "PUT /v2/{repo}/blobs/uploads/{id}",
+    "DELETE /v2/{repo}/blobs/uploads/{id}",
+];
 
 /// Read every few seconds, and about nothing that is stored.
 const METRICS: &str = "metrics";
@@ -58,13 +70,13 @@ impl Operation {
     }
 }
 
-/// All operations, by method and route. A page has both as its id.
+/// All operations, by method and route. A page, and a route of the OCI API, have both as their id.
 pub(super) struct Operations(HashMap<(String, String), Arc<Operation>>);
 
 impl Operations {
-    /// Reads the OpenAPI document of the routes, and the pages of the user interface with their
+    /// Reads the OpenAPI document of the routes, and the routes that it does not have with their
     /// actions.
-    pub(super) fn of(document: &str, pages: impl Iterator<Item = (String, &'static str)>) -> Self {
+    pub(super) fn of(document: &str, others: impl Iterator<Item = (String, &'static str)>) -> Self {
         let document: Value = serde_json::from_str(document).unwrap_or_default();
         let mut operations = HashMap::new();
         for (path, item) in document["paths"].as_object().into_iter().flatten() {
@@ -74,7 +86,7 @@ impl Operations {
                 operations.insert((method.to_uppercase(), path.clone()), Arc::new(Operation::new(id, &method.to_uppercase(), action)));
             }
         }
-        for (id, action) in pages {
+        for (id, action) in others {
             let (method, path) = id.split_once(' ').unwrap_or_default();
             let key = (method.to_owned(), path.to_owned());
             let operation = Operation::new(id.clone(), &key.0, action);
@@ -111,7 +123,7 @@ mod tests {
     /// it. This list makes that a decision.
     #[test]
     fn every_operation_that_is_no_read_is_recorded() {
-        let operations = Operations::of(&routes::openapi(), routes::actions_of_pages());
+        let operations = Operations::of(&routes::openapi(), routes::actions_of_others());
         let ids = |wanted: When| -> BTreeSet<&str> {
             operations.0.values().filter(|operation| operation.when == wanted).map(|operation| operation.id.as_str()).collect()
         };

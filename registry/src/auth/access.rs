@@ -128,6 +128,19 @@ impl Scope for SomeRepositories {
     }
 }
 
+/// The scope of a question whose answer tells nothing: every valid token may ask it.
+pub(crate) struct Anywhere;
+
+impl Scope for Anywhere {
+    async fn of(_parts: &mut Parts) -> Result<Self, ApiError> {
+        Ok(Self)
+    }
+
+    fn target(&self) -> Target<'_> {
+        Target::Nothing
+    }
+}
+
 /// The scope of the metrics, which name all domains.
 pub(crate) struct Metrics;
 

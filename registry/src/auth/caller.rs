@@ -47,6 +47,8 @@ pub(crate) enum Target<'a> {
     Domain,
     /// As many repositories of a domain as the caller may.
     Some,
+    /// Nothing that is kept from the holder of a token.
+    Nothing,
     /// The registry, whatever the domain.
     Registry,
 }
@@ -70,6 +72,7 @@ impl Caller {
         let Some(token) = self.grant() else { return Ok(()) };
         let denied = || ApiError::new(ErrorCode::Denied, format!("the access token does not permit the action {:?} here", action.name()));
         let is_permitted = match target {
+            Target::Nothing => true,
             Target::Registry => token.domain.is_none() && token.scopes.iter().any(|scope| scope.permits_everywhere(action)),
             _ if token.domain.is_some_and(|own| own != domain) => return Err(elsewhere(domain, &self.home())),
             Target::Domain => token.scopes.iter().any(|scope| scope.permits_everywhere(action)),

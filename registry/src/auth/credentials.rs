@@ -39,8 +39,12 @@ fn credential(text: &str) -> Option<Credential> {
 
 /// What a refused request is told about how to send a token.
 pub(crate) fn challenges() -> [(HeaderName, HeaderValue); 2] {
-    [r#"Bearer realm="pf-registry""#, r#"Basic realm="pf-registry", charset="UTF-8""#]
-        .map(|challenge| (header::WWW_AUTHENTICATE, HeaderValue::from_static(challenge)))
+    [(header::WWW_AUTHENTICATE, HeaderValue::from_static(r#"Bearer realm="pf-registry""#)), basic_challenge()]
+}
+
+/// The same for programs that take the realm of `Bearer` for the address of a token service.
+pub(crate) fn basic_challenge() -> (HeaderName, HeaderValue) {
+    (header::WWW_AUTHENTICATE, HeaderValue::from_static(r#"Basic realm="pf-registry", charset="UTF-8""#))
 }
 
 #[cfg(test)]

@@ -19,8 +19,8 @@ mod caller;
 mod credentials;
 mod gate;
 
-pub(crate) use access::{Access, AllRepositories, Catalogue, Metrics, Session, SomeRepositories, action_of};
+pub(crate) use access::{Access, AllRepositories, Anywhere, Catalogue, Metrics, Session, SomeRepositories, action_of};
 pub(crate) use action::{Admin, Delete, Open, Pull, Push, name_of};
 pub(crate) use caller::{Caller, KnownCaller, Target};
-pub(crate) use credentials::challenges;
+pub(crate) use credentials::{basic_challenge, challenges};
 pub(crate) use gate::Gate;

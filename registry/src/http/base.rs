@@ -1,10 +1,11 @@
-//! The base path of a domain: `/domains/NAME` before `/v1/…`, and before the pages at `/`, `/ui`
-//! and `/ui/…`.
+//! The base path of a domain: `/domains/NAME` before `/v1/…` and `/v2/…`, and before the pages at
+//! `/`, `/ui` and `/ui/…`.
 //!
 //! It is taken off before the router sees the path, so every route of the API and every page is
 //! there for every domain, and routes, metrics and layers know one path each. Nothing else belongs
-//! to a domain.
+//! to a domain. Paths below `/v2` get the form that the router knows here, too.
 
+use crate::oci::{self, Folded};
 use crate::problem::ApiError;
 use axum::http::request::Parts;
 use axum::http::uri::{PathAndQuery, Uri};
@@ -21,27 +22,39 @@ struct Base {
 
 /// Takes the base path off a request, if it has one.
 pub(crate) fn take_off<B>(request: &mut Request<B>) {
-    let Some((name, rest)) = split(request.uri()) else { return };
+    let path = request.uri().path().to_owned();
+    let (mut name, mut rest) = split(request.uri()).map(|(name, rest)| (name.to_owned(), rest)).unzip();
+    let inside = rest.as_ref().map_or(path.as_str(), PathAndQuery::path);
+    if let Some(Folded { domain, path: folded, tail }) = oci::fold(inside, name.is_none()) {
+        let folded = with_query(&folded, request.uri());
+        request.extensions_mut().insert(oci::Address(path[..path.len() - tail].to_owned()));
+        name = name.or(domain);
+        rest = folded;
+    }
+    let Some(rest) = rest else { return };
     // The name is not decoded: a proxy that forwards one domain only sees the same bytes.
-    let domain = name.parse::<DomainName>().map_err(ApiError::from);
-    let base = Base { domain, path: request.uri().path().to_owned() };
+    let domain = name.map_or_else(|| Ok(DomainName::default()), |name| name.parse::<DomainName>().map_err(ApiError::from));
     let mut parts = request.uri().clone().into_parts();
     parts.path_and_query = Some(rest);
     if let Ok(uri) = Uri::from_parts(parts) {
         *request.uri_mut() = uri;
-        request.extensions_mut().insert(base);
+        request.extensions_mut().insert(Base { domain, path });
     }
+}
+
+/// A path with the query of the request.
+fn with_query(path: &str, uri: &Uri) -> Option<PathAndQuery> {
+    uri.query().map_or_else(|| path.to_owned(), |query| format!("{path}?{query}")).parse().ok()
 }
 
 fn split(uri: &Uri) -> Option<(&str, PathAndQuery)> {
     let path = uri.path().strip_prefix('/')?.strip_prefix(DomainName::FOLDER)?.strip_prefix('/')?;
     let end = path.find('/')?;
     let rest = &path[end..];
-    if !["/", "/ui"].contains(&rest) && !["/v1/", "/ui/"].iter().any(|prefix| rest.starts_with(prefix)) {
+    if !["/", "/ui"].contains(&rest) && !["/v1/", "/v2/", "/ui/"].iter().any(|prefix| rest.starts_with(prefix)) {
         return None;
     }
-    let rest = uri.query().map_or_else(|| rest.to_owned(), |query| format!("{rest}?{query}"));
-    Some((&path[..end], rest.parse().ok()?))
+    Some((&path[..end], with_query(rest, uri)?))
 }
 
 /// The domain that a request is about.
@@ -94,6 +107,15 @@ mod tests {
         for page in ["/", "/ui", "/ui/", "/ui/-/storage", "/ui/a%2Fb/t?page=2"] {
             let taken = taken(&format!("/domains/acme{page}"));
             assert_eq!((taken.0.as_str(), taken.1.unwrap().as_str()), (page, "acme"));
+        }
+        for (sent, domain) in [
+            ("/v2/domains/acme/a/b/manifests/t?x=1", "acme"),
+            ("/domains/acme/v2/a/b/manifests/t?x=1", "acme"),
+            ("/v2/a/b/manifests/t?x=1", "default"),
+        ] {
+            let taken = taken(sent);
+            assert_eq!((taken.0.as_str(), taken.1.unwrap().as_str()), ("/v2/a%2Fb/manifests/t?x=1", domain), "{sent}");
+            assert_eq!(Some(taken.2.as_str()), sent.strip_suffix("?x=1"));
         }
         for other in [
             "/v1/gc",

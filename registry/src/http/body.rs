@@ -7,12 +7,14 @@
 
 use crate::http::permit::RequestPermit;
 use crate::http::timeout::{ClientTimeout, Pace};
+use crate::problem::ApiError;
 use crate::rates::{Direction, Flow, Throttled};
 use axum::body::{Body, Bytes, HttpBody};
-use futures::StreamExt as _;
+use futures::{Stream, StreamExt as _, TryStreamExt as _};
 use hyper::body::{Frame, SizeHint};
+use pfr_store::Error;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -29,6 +31,27 @@ pub(crate) struct Stalled;
 /// Whether an error of a body is a stall.
 pub(crate) fn is_stall(error: &(dyn std::error::Error + 'static)) -> bool {
     std::iter::successors(Some(error), |e| e.source()).any(<dyn std::error::Error>::is::<Stalled>)
+}
+
+/// Whether the client of a body stalled. The store sees that its input ended early, but not why.
+#[derive(Clone, Default)]
+pub(crate) struct Stalls(Arc<AtomicBool>);
+
+impl Stalls {
+    /// The failure of a request whose body the store took.
+    pub(crate) fn explain(&self, error: Error) -> ApiError {
+        match error {
+            Error::Input(_) if self.0.load(Ordering::Relaxed) => ApiError::stalled(),
+            error => error.into(),
+        }
+    }
+}
+
+/// The bytes of a body for the store.
+pub(crate) fn watched(body: Body) -> (impl Stream<Item = Result<Bytes, axum::Error>> + Send + Unpin + 'static, Stalls) {
+    let stalls = Stalls::default();
+    let seen = stalls.clone();
+    (body.into_data_stream().inspect_err(move |error| seen.0.store(is_stall(error), Ordering::Relaxed)), stalls)
 }
 
 /// The state of a leased body, and the body itself once the handler has dropped it.

@@ -40,7 +40,7 @@ impl<T: DeserializeOwned + Send + 'static> FromRequest<App> for JsonBody<T> {
 
     async fn from_request(request: Request, app: &App) -> Result<Self, ApiError> {
         media_type::check(&request, "application/json")?;
-        let CompleteBody { bytes, permit, .. } = read(request.into_body(), app).await?;
+        let CompleteBody { bytes, permit, .. } = read_within(request.into_body(), app, app.max_json_bytes).await?;
         let value = if bytes.len() <= SMALL_BODY {
             parse(&bytes)?
         } else {
@@ -58,21 +58,21 @@ fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
 }
 
 /// A body that has arrived.
-struct CompleteBody {
-    bytes: Vec<u8>,
+pub(crate) struct CompleteBody {
+    pub(crate) bytes: Vec<u8>,
     /// The permit to hold a large body.
     permit: Option<OwnedSemaphorePermit>,
     _slow: Option<OwnedSemaphorePermit>,
 }
 
-/// Reads a body.
+/// Reads a body of at most `limit` bytes.
 ///
 /// # Errors
 /// `too_large`, `timeout`, `overloaded`, `invalid_request`.
-async fn read(body: Body, app: &App) -> Result<CompleteBody, ApiError> {
+pub(crate) async fn read_within(body: Body, app: &App, limit: usize) -> Result<CompleteBody, ApiError> {
     let hint = body.size_hint();
-    if hint.lower() > app.max_json_bytes as u64 {
-        return Err(too_large(hint.lower(), app.max_json_bytes));
+    if hint.lower() > limit as u64 {
+        return Err(too_large(hint.lower(), limit));
     }
     // A body of unknown length may be a large one.
     let large = hint.upper().is_none_or(|bytes| bytes > SMALL_BODY as u64);
@@ -98,8 +98,8 @@ async fn read(body: Body, app: &App) -> Result<CompleteBody, ApiError> {
         let piece = piece.map_err(|error| {
             if is_stall(&error) { ApiError::stalled() } else { ApiError::invalid(format!("the request body ended early: {error}")) }
         })?;
-        if bytes.len() + piece.len() > app.max_json_bytes {
-            return Err(too_large((bytes.len() + piece.len()) as u64, app.max_json_bytes));
+        if bytes.len() + piece.len() > limit {
+            return Err(too_large((bytes.len() + piece.len()) as u64, limit));
         }
         bytes.extend_from_slice(&piece);
         if bytes.len() <= FREE {

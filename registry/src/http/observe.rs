@@ -68,6 +68,11 @@ impl Observation {
         }
     }
 
+    /// Its route, as the router has it.
+    pub(crate) fn route(&self) -> &str {
+        &self.route
+    }
+
     /// The request failed.
     pub(crate) fn failed(&mut self, code: ErrorCode, cause: Option<String>) {
         metrics::counter!(names::ERRORS, "code" => code.name()).increment(1);
@@ -106,7 +111,7 @@ impl Drop for Observation {
             Some(status) if self.complete => status.as_str().to_owned(),
             _ => "cut".to_owned(),
         };
-        let method = if matches!(self.method.as_str(), "GET" | "HEAD" | "POST" | "PUT" | "DELETE") {
+        let method = if matches!(self.method.as_str(), "GET" | "HEAD" | "POST" | "PUT" | "PATCH" | "DELETE") {
             self.method.to_string()
         } else {
             "other".into()

@@ -7,6 +7,7 @@ use crate::http::connections::Connection;
 use crate::http::observe::{Observation, Observed};
 use crate::http::permit::{RequestPermit, wait_for};
 use crate::http::{address, base, body, same_origin};
+use crate::oci;
 use crate::problem::ApiError;
 use crate::rates::Throttled;
 use crate::ui::Browser;
@@ -25,9 +26,15 @@ use std::sync::Arc;
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Routes that must answer however busy the registry is.
 const EXEMPT: [&str; 3] = ["/livez", "/readyz", "/metrics"];
-/// Streams of frames have their own permits, so that they and other requests do not wait for each
-/// other.
-const STREAMS: [&str; 2] = ["/v1/repositories/{repo}/pushes/{id}/frames", "/v1/repositories/{repo}/frames"];
+/// Streams of frames and of blobs have their own permits, so that they and other requests do not
+/// wait for each other.
+const STREAMS: [&str; 5] = [
+    "/v1/repositories/{repo}/pushes/{id}/frames",
+    "/v1/repositories/{repo}/frames",
+    "/v2/{repo}/blobs/uploads",
+    "/v2/{repo}/blobs/uploads/{id}",
+    "/v2/{repo}/blobs/{digest}",
+];
 
 pub(crate) async fn middleware(State(app): State<App>, request: Request, next: Next) -> Response {
     let id = request_id(request.headers());
@@ -51,7 +58,7 @@ pub(crate) async fn middleware(State(app): State<App>, request: Request, next: N
     let waits = request.headers().contains_key(header::EXPECT);
     let method = request.method().clone();
     let path = base::path_of(request.uri(), request.extensions()).to_owned();
-    let browser = Browser::of(&request, app.has_tls);
+    let reader = Reader::of(&request, app.has_tls);
     let from = address::source(request.extensions(), request.headers(), app.proxies);
 
     let (mut parts, body) = request.into_parts();
@@ -81,7 +88,7 @@ pub(crate) async fn middleware(State(app): State<App>, request: Request, next: N
     trail.close(&app.domains, ending).await;
     // The rest is sending the answer, which takes as long as the client takes.
     permit.end();
-    let mut response = explain(response, &mut observation, browser.as_ref());
+    let mut response = explain(response, &mut observation, &reader);
     let refused = response.status().is_client_error() || response.status().is_server_error();
     if refused && (!waits || observation.lease.received() > 0) {
         observation.lease.drain().await;
@@ -93,21 +100,40 @@ pub(crate) async fn middleware(State(app): State<App>, request: Request, next: N
     response.map(|body| Body::new(Observed::new(body, observation, throttled)))
 }
 
+/// What reads the answer to a request.
+enum Reader {
+    Browser(Browser),
+    /// A program that knows the OCI API.
+    Oci,
+    Other,
+}
+
+impl Reader {
+    fn of(request: &Request, has_tls: bool) -> Self {
+        if oci::is_oci(request.uri().path()) {
+            return Self::Oci;
+        }
+        Browser::of(request, has_tls).map_or(Self::Other, Self::Browser)
+    }
+}
+
 /// Turns every failure into a problem, also those that no handler made: 404 and 405 of the router,
-/// rejections of extractors. A browser gets a page.
-fn explain(mut response: Response, observation: &mut Observation, browser: Option<&Browser>) -> Response {
+/// rejections of extractors. A browser gets a page, and a program that knows the OCI API its
+/// errors.
+fn explain(mut response: Response, observation: &mut Observation, reader: &Reader) -> Response {
     let Some(failure) = problem::of_response(&mut response, &observation.method, &observation.path) else { return response };
     observation.failed(failure.code, failure.cause.clone());
     let code = failure.code;
-    let mut answer = match browser {
-        Some(browser) => browser.problem(&failure, observation),
-        None => failure.into_problem(&observation.id),
+    let mut answer = match reader {
+        Reader::Browser(browser) => browser.problem(&failure, observation),
+        Reader::Oci => oci::response_to(failure, observation.route(), &observation.id),
+        Reader::Other => failure.into_problem(&observation.id),
     };
     let headers = answer.headers_mut();
-    if code == ErrorCode::Unauthorized {
+    if code == ErrorCode::Unauthorized && !matches!(reader, Reader::Oci) {
         headers.extend(challenges());
     }
-    for name in [header::ALLOW, header::ETAG] {
+    for name in [header::ALLOW, header::ETAG, header::LOCATION, header::RANGE, header::CONTENT_RANGE] {
         if let Some(value) = response.headers_mut().remove(&name) {
             headers.insert(name, value);
         }

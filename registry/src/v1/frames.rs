@@ -4,7 +4,7 @@ use super::{Answer, check_count, must_exist};
 use crate::app::App;
 use crate::auth::{Access, Pull, Session};
 use crate::failures;
-use crate::http::body::is_stall;
+use crate::http::body;
 use crate::http::json::JsonBody;
 use crate::http::media_type;
 use crate::http::sending::OneByOne;
@@ -20,9 +20,8 @@ use futures::{StreamExt as _, TryStreamExt as _, stream};
 use pfr_schema::codec::{CODECS_HEADER, Codecs};
 use pfr_schema::media_type::{FRAME_LOCATIONS, FRAMES};
 use pfr_schema::{Digest, ErrorCode, RepositoryName, api};
-use pfr_store::{Error, Served};
+use pfr_store::Served;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use tracing::Instrument as _;
 
 /// Uploads frames
@@ -39,22 +38,13 @@ use tracing::Instrument as _;
 pub(crate) async fn put(Session { domain, push, .. }: Session, request: Request) -> Answer<Json<api::FramesStored>> {
     media_type::check(&request, FRAMES)?;
     let received = metrics::counter!(BYTES_RECEIVED);
-    // The store sees that the input ended early, but not why.
-    let stalled = Arc::new(AtomicBool::new(false));
-    let stalls = Arc::clone(&stalled);
-    let stream = request
-        .into_body()
-        .into_data_stream()
-        .inspect_ok(move |bytes| received.increment(bytes.len() as u64))
-        .inspect_err(move |error| stalls.store(is_stall(error), Ordering::Relaxed));
+    let (stream, stalls) = body::watched(request.into_body());
+    let stream = stream.inspect_ok(move |bytes| received.increment(bytes.len() as u64));
     // In a task of its own: when a client goes away, this future is dropped, and the blobs that
     // came are kept all the same.
     let ingest = async move { domain.store.ingest(&push, stream).await };
     let ingested = tokio::spawn(ingest.in_current_span()).await.map_err(|panic| ApiError::internal(format!("uploading: {panic}")))?;
-    let ingested = ingested.map_err(|error| match error {
-        Error::Input(_) if stalled.load(Ordering::Relaxed) => ApiError::stalled(),
-        error => error.into(),
-    })?;
+    let ingested = ingested.map_err(|error| stalls.explain(error))?;
     metrics::counter!(FRAMES_RECEIVED).increment(ingested.frames);
     metrics::counter!(RAW_RECEIVED).increment(ingested.raw_bytes);
     metrics::counter!(FRAMES_NEW).increment(ingested.new);

@@ -23,6 +23,8 @@ enum About {
     Visible,
     /// Domains and tokens.
     Registry,
+    /// Nothing but whether the token is valid.
+    Token,
 }
 use About::*;
 
@@ -68,6 +70,20 @@ const TABLE: &[(&str, &str, About)] = &[
     ("GET /v1/tasks", "admin", Domain),
     ("GET /v1/tokens", "admin", Registry),
     ("GET /v1/usage", "admin", Domain),
+    ("DELETE /v2/{repo}/blobs/uploads/{id}", "push", Repository),
+    ("DELETE /v2/{repo}/blobs/{digest}", "delete", Repository),
+    ("DELETE /v2/{repo}/manifests/{reference}", "delete", Repository),
+    ("GET /v2/", "pull", Token),
+    ("GET /v2/_catalog", "pull", Visible),
+    ("GET /v2/{repo}/blobs/uploads/{id}", "push", Repository),
+    ("GET /v2/{repo}/blobs/{digest}", "pull", Repository),
+    ("GET /v2/{repo}/manifests/{reference}", "pull", Repository),
+    ("GET /v2/{repo}/referrers/{digest}", "pull", Repository),
+    ("GET /v2/{repo}/tags/list", "pull", Repository),
+    ("PATCH /v2/{repo}/blobs/uploads/{id}", "push", Repository),
+    ("POST /v2/{repo}/blobs/uploads", "push", Repository),
+    ("PUT /v2/{repo}/blobs/uploads/{id}", "push", Repository),
+    ("PUT /v2/{repo}/manifests/{reference}", "push", Repository),
     ("POST /ui/{repo}/{ref}/verify", "pull", Repository),
     ("POST /v1/gc", "admin", Domain),
     ("POST /v1/repositories/{repo}/forks", "push", Repository),
@@ -101,7 +117,7 @@ fn every_route_asks_for_the_action_in_the_table() {
             found.insert(format!("{} {path}", method.to_uppercase()), action.to_owned());
         }
     }
-    found.extend(pfr_registry::routes::actions_of_pages().map(|(route, action)| (route, action.to_owned())));
+    found.extend(pfr_registry::routes::actions_of_others().map(|(route, action)| (route, action.to_owned())));
     let expected: BTreeMap<String, String> = TABLE.iter().map(|(route, action, _)| ((*route).to_owned(), (*action).to_owned())).collect();
     for (route, action) in &found {
         assert_eq!(expected.get(route), Some(action), "the action of {route}: the table above, and the handler's Access");
@@ -116,6 +132,8 @@ struct World {
     fork: Snapshot,
     /// Push sessions: one to commit the fork with, one to abort.
     pushes: [String; 2],
+    /// Uploads of the OCI API: one to finish, one to cancel.
+    uploads: [String; 2],
     run: String,
     /// A token to revoke.
     spare: AccessToken,
@@ -127,10 +145,12 @@ impl World {
         let base = snapshot(0..20, vec![]);
         registry.push(REPO, &base, Some("base")).await;
         let pushes = [registry.open_push(REPO).await, registry.open_push(REPO).await];
+        let upload = async || registry.open_push(REPO).await.rsplit_once('/').expect("an id").1.to_owned();
+        let uploads = [upload().await, upload().await];
         let run: api::GcReport = ok(registry.post("/v1/gc", &json!({})).await).await;
         let _: api::DomainInfo = ok(registry.put("/v1/domains/acme", &json!({})).await).await;
         let spare = registry.token(&["spare:pull"]).await;
-        Self { fork: snapshot(10..30, vec![base.manifest]), pushes, run: run.id, spare }
+        Self { fork: snapshot(10..30, vec![base.manifest]), pushes, uploads, run: run.id, spare }
     }
 
     /// A call of each route that means something: in this order, a caller who may do everything has
@@ -193,6 +213,32 @@ impl World {
             Call::new(Method::POST, plain("/v1/tokens"), Body::Json(json!({"label": "new", "scopes": ["new:pull"]}))),
             Call::new(Method::DELETE, given("/v1/tokens/{token}", self.spare.id().as_str()), Body::None),
         ]);
+        let oci = |route: &str, which: &str| {
+            let segment = route.rfind('{').filter(|_| route.ends_with('}')).unwrap_or(route.len());
+            (format!("/v2/{{repo}}{route}"), format!("/v2/{REPO}{}{which}", &route[..segment]))
+        };
+        let config = Digest::sha256(b"{}").to_string();
+        let image = json!({
+            "schemaVersion": 2, "mediaType": media_type::OCI_MANIFEST, "layers": [],
+            "config": {"mediaType": "x/config", "digest": config, "size": 2}
+        });
+        let of_upload = |which: usize, rest: &str| oci("/blobs/uploads/{id}", &format!("{}{rest}", self.uploads[which]));
+        calls.extend([
+            Call::new(Method::GET, plain("/v2/"), Body::None),
+            Call::new(Method::GET, plain("/v2/_catalog"), Body::None),
+            Call::new(Method::POST, oci("/blobs/uploads", ""), Body::None),
+            Call::new(Method::PATCH, of_upload(0, ""), Body::Bytes(b"{}".to_vec())),
+            Call::new(Method::GET, of_upload(0, ""), Body::None),
+            Call::new(Method::PUT, of_upload(0, &format!("?digest={config}")), Body::None),
+            Call::new(Method::DELETE, of_upload(1, ""), Body::None),
+            Call::new(Method::PUT, oci("/manifests/{reference}", "image"), Body::Bytes(image.to_string().into_bytes())),
+            Call::new(Method::GET, oci("/manifests/{reference}", "image"), Body::None),
+            Call::new(Method::GET, oci("/blobs/{digest}", &config), Body::None),
+            Call::new(Method::GET, oci("/referrers/{digest}", &config), Body::None),
+            Call::new(Method::GET, oci("/tags/list", ""), Body::None),
+            Call::new(Method::DELETE, oci("/manifests/{reference}", "image"), Body::None),
+            Call::new(Method::DELETE, oci("/blobs/{digest}", &config), Body::None),
+        ]);
         calls
     }
 }
@@ -201,6 +247,7 @@ enum Body {
     None,
     Json(Value),
     Frames(Vec<u8>),
+    Bytes(Vec<u8>),
 }
 
 struct Call {
@@ -223,6 +270,7 @@ impl Call {
             Body::None => request,
             Body::Json(value) => request.json(value),
             Body::Frames(bytes) => request.header("content-type", media_type::FRAMES).body(bytes.clone()),
+            Body::Bytes(bytes) => request.body(bytes.clone()),
         };
         match token {
             Some(token) => request.bearer_auth(token),
@@ -242,7 +290,7 @@ impl Call {
     /// The base paths to send it to: those of a domain that there is, and of one that there is not.
     fn bases(&self) -> &'static [&'static str] {
         match self.asks().0 {
-            Nothing | Registry => &[""],
+            Nothing | Registry | Token => &[""],
             Repository | Domain | Visible => &["", "/domains/acme", "/domains/nowhere"],
         }
     }
@@ -262,10 +310,25 @@ async fn state(registry: &Registry) -> Vec<Value> {
     state
 }
 
+/// The code of the registry and the message in an error of the OCI API.
+async fn oci_error(answer: Response) -> (ErrorCode, String) {
+    let errors: Value = answer.json().await.expect("JSON");
+    let error = &errors["errors"][0];
+    let code = serde_json::from_value(error["detail"]["code"].clone()).expect("a code of the registry");
+    (code, error["message"].as_str().expect("a message").to_owned())
+}
+
 /// The code and the detail of a refusal.
 async fn refusal(answer: Response) -> (ErrorCode, String) {
     let challenges: Vec<String> =
         answer.headers().get_all("www-authenticate").iter().map(|value| value.to_str().expect("text").to_owned()).collect();
+    if answer.headers()["content-type"] == "application/json" {
+        // Docker asks the first of several challenges, and knows this one.
+        let basic = challenges.len() == 1 && challenges[0].starts_with("Basic ");
+        let (code, detail) = oci_error(answer).await;
+        assert_eq!(basic, code == ErrorCode::Unauthorized, "{challenges:?}");
+        return (code, detail);
+    }
     let problem = problem(answer).await;
     let says_how = challenges.iter().any(|text| text.starts_with("Bearer ")) && challenges.iter().any(|text| text.starts_with("Basic "));
     assert_eq!(says_how, problem.code == ErrorCode::Unauthorized, "{challenges:?}");
@@ -328,6 +391,9 @@ impl Callers {
             }
             assert_eq!(ask(base, None).await, no_token, "{} at {base:?}", call.route);
         }
+        if about == Token {
+            return;
+        }
         // The scope lacks the action: said so only to a caller that sees the repository.
         let (code, detail) = ask("", Some(self.all_but[action].expose())).await;
         match about {
@@ -346,7 +412,7 @@ impl Callers {
                 let (status, text) = (answer.status(), answer.text().await.expect("text"));
                 assert!(status.is_success() && !text.contains("team"), "{}: {status}: {text}", call.route);
             }
-            Nothing => unreachable!("{} is open", call.route),
+            Nothing | Token => unreachable!("{} is open", call.route),
         }
         // Another domain: neither is this one, and a domain that exists is like one that does not.
         let other = Some(self.other_domain.expose());
@@ -370,6 +436,7 @@ impl Callers {
         match about {
             Nothing => None,
             Repository | Visible => Some(self.only[action][0].expose()),
+            Token => Some(self.other_domain.expose()),
             Domain | Registry => Some(self.only[action][1].expose()),
         }
     }
@@ -416,7 +483,8 @@ async fn every_route_refuses_every_caller_but_the_right_one_and_a_refusal_change
     let registry = Registry::start_again(data.path(), |_| ()).await;
     assert_eq!(state(&registry).await, before);
     let refused = recorded(&registry, AuditOutcome::Refused).await;
-    let expected: BTreeSet<String> = TABLE.iter().filter(|(.., about)| *about != Nothing).map(|(route, ..)| operation_id(route)).collect();
+    let expected: BTreeSet<String> =
+        TABLE.iter().filter(|(.., about)| !matches!(about, Nothing | Token)).map(|(route, ..)| operation_id(route)).collect();
     assert_eq!(refused, expected, "the audit log has each refusal");
     registry.stopped().await;
     let registry = Registry::start_again(data.path(), |config| config.require_tokens = true).await;
@@ -427,6 +495,9 @@ async fn every_route_refuses_every_caller_but_the_right_one_and_a_refusal_change
     registry.stopped().await;
     let registry = Registry::start_again(data.path(), |_| ()).await;
     let changes = [
+        "DELETE /v2/{repo}/blobs/{digest}",
+        "DELETE /v2/{repo}/manifests/{reference}",
+        "PUT /v2/{repo}/manifests/{reference}",
         "commit",
         "create_domain",
         "create_token",

@@ -18,6 +18,7 @@ mod logs;
 mod matching;
 mod metrics;
 mod names;
+mod oci;
 mod openapi;
 mod problems;
 mod protocol;

@@ -12,7 +12,7 @@ fn children(kind: Kind, bytes: &[u8]) -> Vec<Child> {
 }
 
 fn blob(name: &str, size: u64) -> Child {
-    Child { digest: digest(name), kind: Kind::Blob, size: Some(size), shape: None }
+    Child { digest: digest(name), kind: Kind::Blob, size: Some(size), shape: None, optional: false }
 }
 
 #[test]
@@ -38,7 +38,7 @@ fn a_tree_lists_its_runs_and_what_shape_they_must_have() {
     assert!(children.len() > 1);
     for (child, document) in children.iter().zip(&documents) {
         let run = Container::parse(Kind::Run, &document.bytes, &Limits::default()).unwrap().unwrap();
-        let expected = Child { digest: document.digest, kind: Kind::Run, size: None, shape: run.shape() };
+        let expected = Child { digest: document.digest, kind: Kind::Run, size: None, shape: run.shape(), optional: false };
         assert_eq!(*child, expected);
     }
 }
@@ -61,7 +61,7 @@ fn a_manifest_lists_its_configuration_then_its_layers_and_not_its_subject() {
     let mut manifest = Manifest::snapshot(&config, types.map(|t| layer(t, t)).to_vec(), BTreeMap::new());
     manifest.subject = Some(layer(media_type::OCI_MANIFEST, "subject"));
     let children = children(Kind::Manifest, &manifest.to_document().bytes);
-    assert_eq!(children[0], Child { digest: config.digest, kind: Kind::Blob, size: Some(2), shape: None });
+    assert_eq!(children[0], Child { digest: config.digest, kind: Kind::Blob, size: Some(2), shape: None, optional: false });
     let kinds = [Kind::Tree, Kind::Checkpoint, Kind::Run, Kind::Blob, Kind::Blob, Kind::Blob];
     let expected: Vec<_> = types.iter().zip(kinds).map(|(t, kind)| Child { kind, ..blob(t, 9) }).collect();
     assert_eq!(children[1..], expected);
@@ -70,10 +70,10 @@ fn a_manifest_lists_its_configuration_then_its_layers_and_not_its_subject() {
 #[test]
 fn numbers_and_names_of_kinds_never_change() {
     let table: Vec<_> = Kind::ALL.iter().map(|k| (*k as u8, serde_json::to_value(k).unwrap())).collect();
-    let names = ["blob", "run", "tree", "checkpoint", "manifest"];
+    let names = ["blob", "run", "tree", "checkpoint", "manifest", "image"];
     assert_eq!(table, (0..).zip(names.map(Into::into)).collect::<Vec<_>>());
     for number in 0..=255 {
-        assert_eq!(Kind::from_number(number).map(|k| k as u8), (number < 5).then_some(number));
+        assert_eq!(Kind::from_number(number).map(|k| k as u8), (number < 6).then_some(number));
     }
     for kind in Kind::ALL {
         assert!(kind.satisfies(kind) && kind.satisfies(Kind::Blob));
@@ -91,6 +91,7 @@ fn no_document_parses_as_two_kinds() {
         (Kind::Tree, tree.to_bytes()),
         (Kind::Checkpoint, checkpoint().to_bytes()),
         (Kind::Manifest, manifest.to_document().bytes),
+        (Kind::Image, br#"{"schemaVersion":2,"manifests":[]}"#.to_vec()),
     ];
     for (kind, bytes) in &documents {
         for other in Kind::ALL.into_iter().filter(|k| k.is_container()) {

@@ -71,6 +71,16 @@ impl Store {
     }
 }
 
+/// The bytes of one extent from `from` on, without an end mark.
+pub(super) fn from_within(store: &Store, extent: Extent, from: u64) -> BoxFrames {
+    let hold = Arc::new(Mutex::new(Hold::default()));
+    hold.lock().next = At { extent: 0, offset: from };
+    let download = Download { store: store.clone(), extents: Arc::from([extent]), hold, frames: 1, ended: true };
+    let pieces =
+        futures::stream::try_unfold(download, |mut download| async move { Ok(download.next().await?.map(|piece| (piece, download))) });
+    pieces.boxed()
+}
+
 impl Download {
     async fn next(&mut self) -> Result<Option<Bytes>> {
         loop {

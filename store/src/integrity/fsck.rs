@@ -203,9 +203,13 @@ impl Fsck<'_> {
             Err(Error::Internal(reason)) => return Ok(Some(reason)),
             other => other?,
         };
+        let recorded: BTreeSet<ObjectId> = row.children.iter().copied().collect();
         let mut ids = BTreeSet::new();
         for (child, object) in unique.values().zip(found) {
             match object {
+                // It was not there when the node came.
+                None if child.optional => false,
+                Some(object) if child.optional && !recorded.contains(&object.id) => false,
                 None => return Ok(Some(format!("it lists {}, which is not stored", child.digest))),
                 Some(object) if !object.kind.satisfies(child.kind) => {
                     return Ok(Some(format!("it lists {} as {:?}, the tables say {:?}", child.digest, child.kind, object.kind)));
@@ -216,7 +220,6 @@ impl Fsck<'_> {
                 Some(object) => ids.insert(object.id),
             };
         }
-        let recorded: BTreeSet<ObjectId> = row.children.iter().copied().collect();
         if ids == recorded {
             return Ok(None);
         }

@@ -82,7 +82,7 @@ impl Plan {
         for (digest, kind, container) in containers {
             match planner.accept(*digest, *kind, container, None) {
                 Ok(()) => {}
-                Err(Error::Missing { .. } | Error::WrongShape { .. }) => refused.push(*digest),
+                Err(Error::Missing { .. } | Error::WrongShape { .. } | Error::Invalid(_)) => refused.push(*digest),
                 Err(error) => return Err(error),
             }
         }
@@ -170,6 +170,11 @@ impl Planner {
             // It holds its children already. Their health is checked later.
             Some(known) if known.kind == kind => true,
             Some(known) if known.kind == Kind::Blob => false,
+            // The one kind that is not decided by the bytes.
+            Some(known) if known.kind == Kind::Manifest && kind == Kind::Image => return Ok(()),
+            Some(known) if known.kind == Kind::Image && kind == Kind::Manifest => {
+                return Err(Error::Invalid(format!("{digest} is stored as an image: push it as one")));
+            }
             other => return Err(Error::Internal(format!("{digest} cannot become a {kind:?}, it is {:?}", other.map(|o| o.kind)))),
         };
         let children = self.children(digest, &container.children)?;
@@ -228,6 +233,7 @@ impl Planner {
                         present.push(child.digest);
                     }
                 }
+                None if child.optional => {}
                 None if seen.insert(child.digest) => missing.push(child.digest),
                 None => {}
             }

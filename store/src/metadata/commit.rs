@@ -70,7 +70,7 @@ async fn commit_now<T: Tx>(tx: &mut T, push: &PushId, commit: &Commit) -> Outcom
                 at: now,
                 new_bytes: new,
             };
-            let id = insert_snapshot(tx, repository, object, &record, logical, Some(&commit.marks)).await?;
+            let id = insert_snapshot(tx, repository, object, Kind::Manifest, &record, logical, Some(&commit.marks)).await?;
             records.push(record);
             (id, logical, new)
         }
@@ -97,12 +97,13 @@ async fn commit_now<T: Tx>(tx: &mut T, push: &PushId, commit: &Commit) -> Outcom
     Ok(done)
 }
 
-/// Writes the rows of a snapshot; `record` is its [`Record::Snapshot`]. Without `marks` it is not
-/// in the prefix index yet.
+/// Writes the rows of a snapshot, or of an image; `record` is its [`Record::Snapshot`]. Without
+/// `marks` a snapshot is not in the prefix index yet; an image never is.
 pub(super) async fn insert_snapshot<T: Tx>(
     tx: &mut T,
     repository: i64,
     object: ObjectId,
+    kind: Kind,
     record: &Record,
     logical_bytes: u64,
     marks: Option<&[PrefixMark]>,
@@ -111,9 +112,11 @@ pub(super) async fn insert_snapshot<T: Tx>(
         return Err(Fail::internal("a snapshot's record is none"));
     };
     let insert =
-        "INSERT INTO manifests (repository, object, artifact_type, subject, pushed_at, used_at, logical_bytes, new_bytes, prefixed)
-                  VALUES ($1, $2, $3, $4, $5, $5, $6, $7, $8) RETURNING id";
-    let row = values![repository, object, artifact_type.as_deref(), *subject, *at, logical_bytes, *new_bytes, marks.is_some()];
+        "INSERT INTO manifests (repository, object, artifact_type, subject, pushed_at, used_at, logical_bytes, new_bytes, prefixed, is_image)
+                  VALUES ($1, $2, $3, $4, $5, $5, $6, $7, $8, $9) RETURNING id";
+    let is_image = kind == Kind::Image;
+    let prefixed = marks.is_some() || is_image;
+    let row = values![repository, object, artifact_type.as_deref(), *subject, *at, logical_bytes, *new_bytes, prefixed, is_image];
     let id: i64 = tx.returning(insert, row).await?.pop().ok_or_else(|| Fail::internal("a manifest was inserted and has no row"))?;
     let insert = "INSERT INTO parents (manifest, position, digest)
                   SELECT $2, u.n - 1, u.digest FROM unnest($1::bytea[]) WITH ORDINALITY AS u(digest, n)";

@@ -1,4 +1,5 @@
-//! Lists of tags, snapshots and repositories, each read from one state of the tables.
+//! Lists of tags, snapshots and repositories, each read from one state of the tables. They leave
+//! images out, and the tags of images.
 
 use super::arguments::{at_most, cursor, numbered, one_more, paged};
 use super::names::visible;
@@ -14,7 +15,7 @@ pub(super) async fn tag<T: Tx>(tx: &mut T, repository: &RepositoryName, tag: &Ta
     let id = visible(tx, repository).await?;
     let find =
         "SELECT o.digest, t.updated_at, t.followed FROM tags t JOIN manifests m ON m.id = t.manifest JOIN objects o ON o.id = m.object
-                WHERE t.repository = $1 AND t.name = $2";
+                WHERE t.repository = $1 AND t.name = $2 AND NOT m.is_image";
     let row: Option<(Digest, u64, bool)> = tx.first(find, values![id, tag]).await?;
     let unknown = || Error::TagUnknown { repository: repository.clone(), tag: tag.clone() };
     let (digest, updated_at, followed) = row.ok_or_else(unknown)?;
@@ -25,7 +26,7 @@ pub(super) async fn tags<T: Tx>(tx: &mut T, repository: &RepositoryName, after: 
     let id = visible(tx, repository).await?;
     let find =
         "SELECT t.name, o.digest, t.updated_at, t.followed FROM tags t JOIN manifests m ON m.id = t.manifest JOIN objects o ON o.id = m.object
-         WHERE t.repository = $1 AND t.name > $2 ORDER BY t.name LIMIT $3";
+         WHERE t.repository = $1 AND t.name > $2 AND NOT m.is_image ORDER BY t.name LIMIT $3";
     let rows: Vec<(Tag, Digest, u64, bool)> = tx.query(find, values![id, cursor(after, "")?, one_more(limit)]).await?;
     let row = |(name, digest, updated_at, followed)| TagRow { name, digest, updated_at, followed };
     Ok(paged(rows.into_iter().map(row).collect(), limit, |row| row.name.to_string()))
@@ -58,6 +59,9 @@ pub(super) async fn snapshot_rows<T: Tx>(tx: &mut T, manifests: &[i64]) -> Outco
 pub(super) async fn snapshot<T: Tx>(tx: &mut T, repository: &RepositoryName, digest: &Digest) -> Outcome<SnapshotRow> {
     let id = visible(tx, repository).await?;
     let (manifest, _) = manifest_row(tx, id, repository, digest).await?;
+    if tx.one("SELECT is_image FROM manifests WHERE id = $1", values![manifest]).await? {
+        return Err(unknown(repository, digest));
+    }
     snapshot_rows(tx, &[manifest]).await?.pop().ok_or_else(|| unknown(repository, digest))
 }
 
@@ -71,7 +75,7 @@ pub(super) async fn snapshots_like<T: Tx>(
     let mut found = Vec::new();
     for (first, last) in prefix.key_ranges() {
         // From the index of digests to manifests: a repository may have very many snapshots.
-        let find = "SELECT o.digest FROM objects o /* CROSS */ JOIN manifests m ON m.repository = $1 AND m.object = o.id
+        let find = "SELECT o.digest FROM objects o /* CROSS */ JOIN manifests m ON m.repository = $1 AND m.object = o.id AND NOT m.is_image
                     WHERE o.digest BETWEEN $2 AND $3 ORDER BY o.digest LIMIT $4";
         let values = values![id, first, last, at_most(limit - found.len())];
         found.extend(tx.query::<Digest>(find, values).await?);
@@ -86,14 +90,14 @@ pub(super) async fn snapshots<T: Tx>(
     limit: usize,
 ) -> Outcome<Page<SnapshotRow>> {
     let id = visible(tx, repository).await?;
-    let find = "SELECT id FROM manifests WHERE repository = $1 AND id < $2 ORDER BY id DESC LIMIT $3";
+    let find = "SELECT id FROM manifests WHERE repository = $1 AND id < $2 AND NOT is_image ORDER BY id DESC LIMIT $3";
     let ids: Vec<i64> = tx.query(find, values![id, numbered(after, i64::MAX)?, one_more(limit)]).await?;
     let page = paged(ids, limit, ToString::to_string);
     Ok(Page { rows: snapshot_rows(tx, &page.rows).await?, next: page.next })
 }
 
 pub(super) async fn repositories<T: Tx>(tx: &mut T, after: Option<&str>, limit: usize) -> Outcome<Page<RepositoryInfo>> {
-    let find = "SELECT r.name, COUNT(*), (SELECT COUNT(*) FROM tags t WHERE t.repository = r.id), MAX(m.pushed_at)
+    let find = "SELECT r.name, SUM(CASE WHEN m.is_image THEN 0 ELSE 1 END), (SELECT COUNT(*) FROM tags t WHERE t.repository = r.id), MAX(m.pushed_at)
                 FROM repositories r JOIN manifests m ON m.repository = r.id WHERE r.name > $1 GROUP BY r.id, r.name ORDER BY r.name LIMIT $2";
     let rows: Vec<(RepositoryName, u64, u64, u64)> = tx.query(find, values![cursor(after, "")?, one_more(limit)]).await?;
     let row = |(name, snapshots, tags, updated_at)| RepositoryInfo { name, snapshots, tags, updated_at };

@@ -17,11 +17,13 @@ mod access;
 pub(crate) mod arguments;
 mod audit;
 mod audit_log;
+mod blobs;
 pub(crate) mod children;
 mod collect;
 mod commit;
 mod domains;
 pub(crate) mod fail;
+mod images;
 mod index;
 mod integrity;
 mod journal;
@@ -47,6 +49,7 @@ pub(crate) mod sql;
 mod stats;
 mod sweep;
 pub(crate) mod tx;
+mod uploads;
 
 pub use once::*;
 pub use rows::*;
@@ -426,6 +429,58 @@ macro_rules! metadata_transactions {
             /// policies were changed since, or it was pinned.
             expire_snapshot(expiring: Expiring, audit: Option<AuditEntry>) -> Expiry
                 = WRITE |tx| snapshots::expire(tx, expiring, audit.as_ref());
+            /// Puts an image into the repository of a session, and points tags at it, in one
+            /// transaction; ends the session and with it its leases. Returns whether the repository
+            /// did not have it before. A snapshot that the repository has only gets the tags.
+            ///
+            /// # Errors
+            /// [`crate::Error::Missing`] if the repository lacks something that it lists.
+            put_image(push: PushId, image: NewImage) -> bool = GROW |tx| images::put(tx, push, image);
+            /// A manifest of a repository: of an image, or of a snapshot.
+            manifest(repository: RepositoryName, name: ManifestName) -> Option<ManifestRow>
+                = READ |tx| images::manifest(tx, repository, name);
+            /// All tags of a repository by name: those of images too.
+            all_tags(repository: RepositoryName, after: Option<String>, limit: usize) -> Page<Tag>
+                = READ |tx| images::tags(tx, repository, after.as_deref(), *limit);
+            /// Manifests of a repository that refer to `subject`, of one type or of any, in the
+            /// order of their row ids, after `after`.
+            referrers(repository: RepositoryName, subject: Digest, artifact_type: Option<String>, after: i64, limit: usize)
+                -> Vec<ManifestRow>
+                = READ |tx| images::referrers(tx, repository, subject, artifact_type.as_deref(), *after, *limit);
+            /// Puts a stored blob into the repository of a session.
+            ///
+            /// # Errors
+            /// [`crate::Error::BlobUnknown`] if it is not stored.
+            link_blob(push: PushId, digest: Digest) -> () = GROW |tx| blobs::link(tx, push, digest);
+            /// Whether [`Metadata::link_manifests`] has something to do.
+            has_unlinked(repository: RepositoryName) -> bool = READ |tx| blobs::has_unlinked(tx, repository);
+            /// Puts what manifests list into their repository, for at most `limit` manifests of
+            /// which that was not done yet; returns how many.
+            link_manifests(repository: RepositoryName, limit: usize) -> usize = GROW |tx| blobs::link_manifests(tx, repository, *limit);
+            /// Takes a blob out of a repository. Manifests that list it still hold it.
+            ///
+            /// # Errors
+            /// [`crate::Error::BlobUnknown`] if the repository does not have it.
+            unlink_blob(repository: RepositoryName, digest: Digest, audit: Option<AuditEntry>) -> ()
+                = WRITE |tx| blobs::unlink(tx, repository, digest, audit.as_ref());
+            /// The size of a blob, if the repository has it.
+            blob(repository: RepositoryName, digest: Digest) -> Option<u64> = READ |tx| blobs::blob(tx, repository, digest);
+            /// Repositories that have a blob, by name, at most `limit`.
+            blob_places(digest: Digest, limit: usize) -> Vec<RepositoryName> = READ |tx| blobs::places(tx, digest, *limit);
+            /// Of these digests, those that the repository has neither as blobs nor as manifests.
+            blobs_missing(repository: RepositoryName, digests: Vec<Digest>) -> Vec<Digest>
+                = READ |tx| blobs::missing(tx, repository, digests);
+            /// Bytes that an upload has received: whole chunks.
+            upload_received(push: PushId) -> u64 = READ |tx| uploads::received(tx, push);
+            /// Parts of an upload in order, from byte `from` on.
+            upload_parts(push: PushId, from: u64, limit: usize) -> Vec<UploadPart> = READ |tx| uploads::parts(tx, push, *from, *limit);
+            /// Adds parts, which are stored, to an upload that has received `begin_at` bytes, and
+            /// renews its lease. Returns the bytes that it has received then.
+            ///
+            /// # Errors
+            /// [`crate::Error::UploadMoved`] if it has received more or fewer bytes by now.
+            append_upload(push: PushId, begin_at: u64, parts: Vec<UploadPart>, lease: Duration) -> u64
+                = GROW |tx| uploads::append(tx, push, *begin_at, parts, *lease);
             /// Adds a record to the audit log.
             add_audit_record(entry: AuditEntry) -> () = WRITE |tx| audit_log::add(tx, entry);
             /// Records of the audit log.

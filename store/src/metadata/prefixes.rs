@@ -63,7 +63,7 @@ pub(super) async fn lengths<T: Tx>(tx: &mut T, repository: &RepositoryName, snap
 /// Snapshots by the row ids of their manifests, each with its rows in the index.
 pub(super) async fn prefixed<T: Tx>(tx: &mut T, after: i64, limit: usize) -> Outcome<Vec<Prefixed>> {
     let find = "SELECT m.id, m.repository, o.digest, m.prefixed FROM manifests m JOIN objects o ON o.id = m.object
-                WHERE m.id > $1 ORDER BY m.id LIMIT $2";
+                WHERE m.id > $1 AND NOT m.is_image ORDER BY m.id LIMIT $2";
     let snapshots: Vec<(i64, i64, Digest, bool)> = tx.query(find, values![after, at_most(limit)]).await?;
     let ids: Vec<i64> = snapshots.iter().map(|(id, ..)| *id).collect();
     let find = "SELECT manifest, repository, key, tokens, proof FROM prefixes WHERE manifest = ANY($1)";

@@ -73,12 +73,10 @@ impl<T: Tx> Restore<'_, T> {
         if find_manifest(self.tx, id, manifest).await?.is_some() {
             return Ok(true);
         }
-        let find = "SELECT o.id, o.size, c.logical_bytes FROM objects o JOIN containers c ON c.object = o.id
-                    WHERE o.digest = $1 AND o.kind = $2";
-        let values = values![manifest, Kind::Manifest];
-        let stored: Option<(ObjectId, u64, u64)> = self.tx.first(find, values).await?;
-        let Some((object, size, reach)) = stored else { return Ok(false) };
-        insert_snapshot(self.tx, id, object, record, size.saturating_add(reach), None).await?;
+        let find = "SELECT o.id, o.kind, o.size, c.logical_bytes FROM objects o JOIN containers c ON c.object = o.id WHERE o.digest = $1";
+        let stored: Option<(ObjectId, Kind, u64, u64)> = self.tx.first(find, values![manifest]).await?;
+        let Some((object, kind, size, reach)) = stored.filter(|row| row.1.satisfies(Kind::Image)) else { return Ok(false) };
+        insert_snapshot(self.tx, id, object, kind, record, size.saturating_add(reach), None).await?;
         self.snapshots += 1;
         Ok(true)
     }

@@ -27,7 +27,7 @@ type Range = (ObjectId, ObjectId);
 /// the oldest first. `reached` is what counts as reached before.
 pub(super) async fn costs<T: Tx>(tx: &mut T, repository: &RepositoryName, after: i64, reached: &ObjectSet) -> Outcome<CostsPage> {
     let id = visible(tx, repository).await?;
-    let find = "SELECT id FROM manifests WHERE repository = $1 AND id > $2 ORDER BY id LIMIT $3";
+    let find = "SELECT id FROM manifests WHERE repository = $1 AND id > $2 AND NOT is_image ORDER BY id LIMIT $3";
     let mut manifests: Vec<i64> = tx.query(find, values![id, after, SNAPSHOTS]).await?;
     let mut snapshots = snapshot_rows(tx, &manifests).await?;
     let roots: Vec<ObjectId> = snapshots.iter().map(|row| row.object).collect();

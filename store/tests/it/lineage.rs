@@ -36,7 +36,7 @@ async fn upload(metadata: &dyn Metadata, count: usize) {
         let header = Header { codec: Codec::Raw, kind, digest, raw_len: 8, stored_len: 8 };
         NewFrame { header, offset: 0, container }
     };
-    let child = Child { digest: blob, kind: Kind::Blob, size: Some(8), shape: None };
+    let child = Child { digest: blob, kind: Kind::Blob, size: Some(8), shape: None, optional: false };
     let manifest = |n| frame(digest(n), Kind::Manifest, Some(NewContainer { children: vec![child.clone()], shape: None }));
     let frames = std::iter::once(frame(blob, Kind::Blob, None)).chain((0..count).map(manifest)).collect();
     let push = PushId(uuid::Uuid::now_v7().to_string());

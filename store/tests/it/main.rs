@@ -24,6 +24,7 @@ mod lineage;
 mod matching;
 mod merging;
 mod metadata;
+mod oci;
 mod postgres;
 mod quarantine;
 mod queue;

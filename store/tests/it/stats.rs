@@ -72,7 +72,7 @@ impl Made {
 
     fn chunk(&mut self, pages: &[u8]) -> (Digest, Shape) {
         let shape = Shape { pages: pages.len() as u32, components: 1, page_bytes: PAGE };
-        let child = |digest| Child { digest, kind: Kind::Blob, size: Some(PAGE), shape: None };
+        let child = |digest| Child { digest, kind: Kind::Blob, size: Some(PAGE), shape: None, optional: false };
         let children: Vec<Child> = pages.iter().map(|page| child(self.page(*page))).collect();
         (self.frame(&[b"chunk", pages].concat(), Kind::Run, PAGE, Some(NewContainer { children, shape: Some(shape) })), shape)
     }
@@ -82,11 +82,17 @@ impl Made {
         children.extend(attached.map(|page| (self.page(page), Kind::Blob)));
         for tree in trees {
             let chunks: Vec<(Digest, Shape)> = tree.iter().map(|pages| self.chunk(pages)).collect();
-            let child = |(digest, shape): &(Digest, Shape)| Child { digest: *digest, kind: Kind::Run, size: None, shape: Some(*shape) };
+            let child = |(digest, shape): &(Digest, Shape)| Child {
+                digest: *digest,
+                kind: Kind::Run,
+                size: None,
+                shape: Some(*shape),
+                optional: false,
+            };
             let container = NewContainer { children: chunks.iter().map(child).collect(), shape: None };
             children.push((self.frame(format!("tree {tree:?}").as_bytes(), Kind::Tree, 70, Some(container)), Kind::Tree));
         }
-        let child = |(digest, kind)| Child { digest, kind, size: None, shape: None };
+        let child = |(digest, kind)| Child { digest, kind, size: None, shape: None, optional: false };
         let bytes = format!("manifest {trees:?} {config} {attached:?}");
         let container = NewContainer { children: children.into_iter().map(child).collect(), shape: None };
         self.frame(bytes.as_bytes(), Kind::Manifest, 50, Some(container))

@@ -8,6 +8,7 @@ mod lock;
 mod machine;
 mod memory;
 mod network;
+mod oci;
 mod refusals;
 mod storage_full;
 mod wire;

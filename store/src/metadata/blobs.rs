@@ -1,0 +1,98 @@
+//! Which blobs a repository has, for the OCI API.
+//!
+//! A row says that a repository has a blob; it holds nothing. Rows of what a manifest lists follow
+//! from the manifest, so they are written only when they are asked for, and neither the journal nor
+//! a rebuild knows them.
+
+use super::arguments::at_most;
+use super::objects::lock;
+use super::sessions::live_push;
+use super::sql::values;
+use super::tx::{Outcome, Tx};
+use super::{AuditEntry, ObjectId, PushId, audit_log, children};
+use crate::error::Error;
+use pfr_schema::{Digest, Kind, RepositoryName};
+use std::collections::{BTreeSet, HashSet};
+
+/// Puts stored blobs into a repository; they are locked, and those that are gone are left out.
+async fn link_all<T: Tx>(tx: &mut T, repository: i64, ids: &[ObjectId]) -> Outcome<usize> {
+    lock(tx, ids).await?;
+    // Manifests are no blobs of a repository: they are read by their own address.
+    let find = "SELECT id FROM objects WHERE id = ANY($1) AND kind <> $2 AND kind <> $3";
+    let there: Vec<ObjectId> = tx.query(find, values![ids, Kind::Manifest, Kind::Image]).await?;
+    let insert = "INSERT INTO repository_blobs (repository, object) SELECT $2, u.object FROM unnest($1::bigint[]) AS u(object)
+                  ON CONFLICT (repository, object) DO NOTHING";
+    let count = there.len();
+    tx.execute_each(insert, vec![there.into_iter().collect()], values![repository]).await?;
+    Ok(count)
+}
+
+pub(super) async fn link<T: Tx>(tx: &mut T, push: &PushId, digest: &Digest) -> Outcome<()> {
+    let repository = live_push(tx, push).await?.repository;
+    let object: Option<ObjectId> = tx.first("SELECT id FROM objects WHERE digest = $1", values![digest]).await?;
+    match link_all(tx, repository, object.as_slice()).await? {
+        0 => Err(Error::BlobUnknown { digest: *digest, kind: Kind::Blob }.into()),
+        _ => Ok(()),
+    }
+}
+
+pub(super) async fn has_unlinked<T: Tx>(tx: &mut T, repository: &RepositoryName) -> Outcome<bool> {
+    let find = "SELECT EXISTS (SELECT 1 FROM repositories r JOIN manifests m ON m.repository = r.id WHERE r.name = $1 AND NOT m.linked)";
+    tx.one(find, values![repository]).await
+}
+
+pub(super) async fn link_manifests<T: Tx>(tx: &mut T, repository: &RepositoryName, limit: usize) -> Outcome<usize> {
+    let find = "SELECT m.id, m.repository, c.children FROM repositories r JOIN manifests m ON m.repository = r.id
+                JOIN containers c ON c.object = m.object WHERE r.name = $1 AND NOT m.linked ORDER BY m.id LIMIT $2";
+    let rows: Vec<(i64, i64, Vec<u8>)> = tx.query(find, values![repository, at_most(limit)]).await?;
+    let Some(id) = rows.first().map(|row| row.1) else { return Ok(0) };
+    let mut all: BTreeSet<ObjectId> = BTreeSet::new();
+    for (.., packed) in &rows {
+        all.extend(children::unpack(packed)?);
+    }
+    link_all(tx, id, &all.into_iter().collect::<Vec<_>>()).await?;
+    let manifests: Vec<i64> = rows.iter().map(|row| row.0).collect();
+    tx.execute("UPDATE manifests SET linked = true WHERE id = ANY($1)", values![&manifests]).await?;
+    Ok(rows.len())
+}
+
+pub(super) async fn unlink<T: Tx>(tx: &mut T, repository: &RepositoryName, digest: &Digest, audit: Option<&AuditEntry>) -> Outcome<()> {
+    let delete = "DELETE FROM repository_blobs WHERE repository = (SELECT id FROM repositories WHERE name = $1)
+                  AND object = (SELECT id FROM objects WHERE digest = $2)";
+    if tx.execute(delete, values![repository, digest]).await? == 0 {
+        return Err(Error::BlobUnknown { digest: *digest, kind: Kind::Blob }.into());
+    }
+    audit_log::note(tx, audit, true, |record| audit_log::about_names(record, repository, Some(*digest), &[])).await
+}
+
+/// The size of a blob that a repository has.
+pub(super) async fn blob<T: Tx>(tx: &mut T, repository: &RepositoryName, digest: &Digest) -> Outcome<Option<u64>> {
+    let find = "SELECT o.size FROM objects o JOIN repository_blobs b ON b.object = o.id JOIN repositories r ON r.id = b.repository
+                WHERE o.digest = $1 AND r.name = $2";
+    tx.first(find, values![digest, repository]).await
+}
+
+pub(super) async fn places<T: Tx>(tx: &mut T, digest: &Digest, limit: usize) -> Outcome<Vec<RepositoryName>> {
+    let find = "SELECT r.name FROM objects o JOIN repository_blobs b ON b.object = o.id JOIN repositories r ON r.id = b.repository
+                WHERE o.digest = $1 ORDER BY r.name LIMIT $2";
+    tx.query(find, values![digest, at_most(limit)]).await
+}
+
+/// Of stored objects, those that a repository has neither as blobs nor as manifests.
+pub(super) async fn absent<T: Tx>(tx: &mut T, repository: i64, ids: &[ObjectId]) -> Outcome<Vec<Digest>> {
+    let find = "SELECT o.digest FROM objects o WHERE o.id = ANY($1)
+                AND NOT EXISTS (SELECT 1 FROM repository_blobs b WHERE b.repository = $2 AND b.object = o.id)
+                AND NOT EXISTS (SELECT 1 FROM manifests m WHERE m.repository = $2 AND m.object = o.id)";
+    tx.query(find, values![ids, repository]).await
+}
+
+/// Of these digests, those that a repository has neither as blobs nor as manifests, stored or not.
+pub(super) async fn missing<T: Tx>(tx: &mut T, repository: &RepositoryName, digests: &[Digest]) -> Outcome<Vec<Digest>> {
+    let find = "SELECT o.digest FROM objects o WHERE o.digest = ANY($1)
+                AND (EXISTS (SELECT 1 FROM repository_blobs b JOIN repositories r ON r.id = b.repository
+                             WHERE r.name = $2 AND b.object = o.id)
+                  OR EXISTS (SELECT 1 FROM manifests m JOIN repositories r ON r.id = m.repository
+                             WHERE r.name = $2 AND m.object = o.id))";
+    let there: HashSet<Digest> = tx.query::<Digest>(find, values![digests, repository]).await?.into_iter().collect();
+    Ok(digests.iter().filter(|digest| !there.contains(digest)).copied().collect())
+}

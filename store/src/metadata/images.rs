@@ -1,0 +1,110 @@
+//! Images: manifests and indexes that were pushed by the OCI API, and what lists say of them.
+//!
+//! An image is a row of `manifests` as a snapshot is one, with the same tags, references, journal
+//! and audit log. The lists of snapshots leave it out.
+
+use super::arguments::{at_most, check_artifact_type, cursor, one_more, paged};
+use super::commit::insert_snapshot;
+use super::names::{Target, lock_with_targets, note, put_tags_at, visible};
+use super::quota::Growth;
+use super::sessions::{LivePush, close_push, live_push};
+use super::snapshots::{find_manifest, used};
+use super::sql::values;
+use super::tx::{Outcome, Tx};
+use super::{ManifestName, ManifestRow, NewImage, ObjectId, Page, PushId, TagMove, audit_log, blobs, children, quota};
+use crate::error::Error;
+use pfr_schema::journal::Record;
+use pfr_schema::{Digest, Kind, RepositoryName, Tag};
+
+pub(super) async fn put<T: Tx>(tx: &mut T, push: &PushId, image: &NewImage) -> Outcome<bool> {
+    let LivePush { repository, name, now, .. } = live_push(tx, push).await?;
+    check_artifact_type(image.artifact_type.as_deref())?;
+    let digest = image.manifest;
+    let unknown = || Error::BlobUnknown { digest, kind: Kind::Image };
+    let find = "SELECT id FROM objects WHERE digest = $1";
+    let object: ObjectId = tx.first(find, values![&digest]).await?.ok_or_else(unknown)?;
+    let moves: Vec<TagMove> = image.tags.iter().map(|tag| TagMove { tag: tag.clone(), expected: None }).collect();
+    let before = lock_with_targets(tx, repository, object, &moves).await?;
+    // Read only now, when a transaction that collected or quarantined it has ended.
+    let find = "SELECT o.kind, o.size, o.refs, c.logical_bytes, c.new_bytes, c.children
+                FROM objects o JOIN containers c ON c.object = o.id WHERE o.id = $1 AND o.health = 0";
+    let row: Option<(Kind, u64, u64, u64, u64, Vec<u8>)> = tx.first(find, values![object]).await?;
+    let (kind, size, refs, reach, new, packed) = row.filter(|row| row.0.satisfies(Kind::Image)).ok_or_else(unknown)?;
+    let existing = find_manifest(tx, repository, &digest).await?;
+    let mut records = Vec::new();
+    let manifest = match existing {
+        Some((id, _)) => {
+            used(tx, id).await?;
+            id
+        }
+        None => {
+            let mut missing = blobs::absent(tx, repository, &children::unpack(&packed)?).await?;
+            missing.retain(|child| !image.optional.contains(child));
+            if !missing.is_empty() {
+                return Err(Error::Missing { container: digest, missing }.into());
+            }
+            let record = Record::Snapshot {
+                repository: name.clone(),
+                manifest: digest,
+                parents: Vec::new(),
+                artifact_type: image.artifact_type.clone(),
+                subject: image.subject,
+                at: now,
+                // Only the first repository that has it counts its new bytes.
+                new_bytes: if refs == 0 { size.saturating_add(new) } else { 0 },
+            };
+            let id = insert_snapshot(tx, repository, object, kind, &record, size.saturating_add(reach), None).await?;
+            tx.execute("UPDATE manifests SET linked = true WHERE id = $1", values![id]).await?;
+            records.push(record);
+            id
+        }
+    };
+    let target = Target { manifest, object, digest };
+    records.extend(put_tags_at(tx, (repository, &name), target, &moves, before).await?);
+    close_push(tx, push).await?;
+    if existing.is_none() {
+        quota::grow(tx, Growth { snapshots: 1, ..Growth::default() }).await?;
+    }
+    note(tx, &records).await?;
+    let (is_new, tags) = (existing.is_none(), image.tags.iter().collect::<Vec<&Tag>>());
+    audit_log::note(tx, image.audit.as_ref(), is_new, |record| audit_log::about_names(record, &name, Some(digest), &tags)).await?;
+    Ok(is_new)
+}
+
+pub(super) async fn manifest<T: Tx>(tx: &mut T, repository: &RepositoryName, name: &ManifestName) -> Outcome<Option<ManifestRow>> {
+    let row: Option<(i64, Digest, u64)> = match name {
+        ManifestName::Digest(digest) => {
+            let find = "SELECT m.id, o.digest, o.size FROM objects o JOIN manifests m ON m.object = o.id
+                        JOIN repositories r ON r.id = m.repository WHERE o.digest = $1 AND r.name = $2";
+            tx.first(find, values![digest, repository]).await?
+        }
+        ManifestName::Tag(tag) => {
+            let find = "SELECT m.id, o.digest, o.size FROM tags t JOIN manifests m ON m.id = t.manifest JOIN objects o ON o.id = m.object
+                        JOIN repositories r ON r.id = t.repository WHERE t.name = $1 AND r.name = $2";
+            tx.first(find, values![tag, repository]).await?
+        }
+    };
+    Ok(row.map(|(id, digest, size)| ManifestRow { id, digest, size }))
+}
+
+/// All tags by name: those of images and those of snapshots.
+pub(super) async fn tags<T: Tx>(tx: &mut T, repository: &RepositoryName, after: Option<&str>, limit: usize) -> Outcome<Page<Tag>> {
+    let id = visible(tx, repository).await?;
+    let find = "SELECT name FROM tags WHERE repository = $1 AND name > $2 ORDER BY name LIMIT $3";
+    let rows: Vec<Tag> = tx.query(find, values![id, cursor(after, "")?, one_more(limit)]).await?;
+    Ok(paged(rows, limit, ToString::to_string))
+}
+
+pub(super) async fn referrers<T: Tx>(
+    tx: &mut T,
+    repository: &RepositoryName,
+    subject: &Digest,
+    artifact_type: Option<&str>,
+    after: i64,
+    limit: usize,
+) -> Outcome<Vec<ManifestRow>> {
+    let find = "SELECT m.id, o.digest, o.size FROM manifests m JOIN repositories r ON r.id = m.repository JOIN objects o ON o.id = m.object
+                WHERE r.name = $1 AND m.subject = $2 AND ($3 IS NULL OR COALESCE(m.artifact_type, '') = $3) AND m.id > $4 ORDER BY m.id LIMIT $5";
+    let rows: Vec<(i64, Digest, u64)> = tx.query(find, values![repository, subject, artifact_type, after, at_most(limit)]).await?;
+    Ok(rows.into_iter().map(|(id, digest, size)| ManifestRow { id, digest, size }).collect())
+}

@@ -1,0 +1,241 @@
+//! Uploads of blobs as the OCI API has them: at once, or in chunks whose digest comes last.
+//!
+//! ```text
+//! at once     body ─▶ one frame ─▶ ingest                                     (the digest comes first)
+//! in chunks   body ─▶ pieces, each a blob of its own ─▶ ingest ─▶ rows of upload_parts
+//!             then: pieces ─▶ one frame ─▶ ingest                             (the digest comes last)
+//! ```
+//!
+//! An upload is a push session, and what it has received are blobs that the session leases. So any
+//! replica continues it, and what nobody finishes is garbage like any other. A frame begins with
+//! its digest, so chunks are copied into one when it is known; the same pass hashes the blob.
+//! Decision 53 has the reasons.
+//!
+//! A finished blob is leased by a session of its own, which nobody ends: until its lease is over,
+//! a manifest may list it.
+
+mod pieces;
+
+use crate::Store;
+use crate::boxed;
+use crate::error::{Error, Result};
+use crate::live::LivePush;
+use crate::metadata::{PushId, UploadPart};
+use bytes::Bytes;
+use futures::stream::{self, BoxStream};
+use futures::{StreamExt as _, TryStreamExt as _};
+use parking_lot::Mutex;
+use pfr_schema::codec::Codec;
+use pfr_schema::frame::{Header, end_mark};
+use pfr_schema::{Digest, FormatError, Kind, RepositoryName};
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// Bytes of a body as they come from a client.
+pub type BodyStream = BoxStream<'static, Result<Bytes>>;
+
+/// Parts of an upload read from the tables at a time.
+const PARTS: usize = 1000;
+/// Parts read ahead of the one that is copied.
+const AHEAD: usize = 2;
+/// Manifests of which it is noted in one transaction what they list.
+const MANIFESTS: usize = 100;
+/// Repositories that are looked at for one that a caller may mount from.
+const PLACES: usize = 100;
+
+impl Store {
+    /// Bytes that an upload has received: whole chunks.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    pub async fn upload_received(&self, upload: &PushId) -> Result<u64> {
+        self.metadata.upload_received(upload.clone()).await
+    }
+
+    /// Takes in the next chunk of an upload, at byte `begin_at` or wherever the upload is. Returns
+    /// the bytes that it has received then. Nothing of a chunk that fails counts.
+    ///
+    /// # Errors
+    /// [`Error::UploadMoved`] if the chunk is not the next one, [`Error::PushUnknown`], and those
+    /// of [`Store::ingest`].
+    #[boxed]
+    pub async fn append_upload(&self, upload: &LivePush, begin_at: Option<u64>, body: BodyStream) -> Result<u64> {
+        let received = self.upload_received(upload).await?;
+        if let Some(begin_at) = begin_at.filter(|begin_at| *begin_at != received) {
+            return Err(Error::UploadMoved { begin_at, received });
+        }
+        let parts: Arc<Mutex<Vec<UploadPart>>> = Arc::default();
+        let mut frames = pieces::frames(self, body, received, Arc::clone(&parts));
+        self.ingest_stream(upload, &mut frames).await?;
+        let parts = std::mem::take(&mut *parts.lock());
+        self.metadata.append_upload(upload.id.clone(), received, parts, self.options.lease).await
+    }
+
+    /// Makes a blob of `repository` of all that an upload has received, and ends the upload.
+    ///
+    /// # Errors
+    /// [`Error::Frame`] if the bytes do not have this digest: the upload goes on.
+    /// [`Error::PushUnknown`], and those of [`Store::ingest`].
+    #[boxed]
+    pub async fn finish_upload(&self, repository: &RepositoryName, upload: &LivePush, digest: Digest) -> Result<()> {
+        let received = self.upload_received(upload).await?;
+        let parts = Parts { store: self.clone(), upload: upload.clone(), from: 0, read: VecDeque::new() };
+        let parts = stream::try_unfold(parts, |mut parts| async move { Ok::<_, Error>(parts.next().await?.map(|part| (part, parts))) });
+        let store = self.clone();
+        let read = move |part: UploadPart| {
+            let store = store.clone();
+            async move { store.read(&part.digest).await }
+        };
+        self.put_blob(repository, digest, received, parts.map_ok(read).try_buffered(AHEAD).boxed()).await?;
+        self.abort(upload).await
+    }
+
+    /// Stores a blob of `size` bytes in `repository`.
+    ///
+    /// # Errors
+    /// [`Error::Frame`] if the bytes do not have this digest, and those of [`Store::ingest`].
+    #[boxed]
+    pub async fn put_blob(&self, repository: &RepositoryName, digest: Digest, size: u64, body: BodyStream) -> Result<()> {
+        let limit = self.options.limits.blob_bytes;
+        if size > limit {
+            return Err(FormatError::TooLarge { what: "a blob in bytes", found: size, limit }.into());
+        }
+        let session = self.open_push(repository).await?.id;
+        let header = Header { codec: Codec::Raw, kind: Kind::Blob, digest, raw_len: size, stored_len: size };
+        let stored = match self.ingest_stream(&session, &mut in_one_frame(header, body)).await {
+            Ok(_) => self.metadata.link_blob(session.id.clone(), digest).await,
+            Err(error) => Err(error),
+        };
+        if stored.is_err() {
+            self.give_up(&session).await;
+        }
+        stored
+    }
+
+    /// Puts a stored blob into `repository` too, if one of these repositories has it. Returns
+    /// whether one has.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`], [`Error::Full`].
+    #[boxed]
+    pub async fn mount_blob(&self, repository: &RepositoryName, digest: Digest, from: &[RepositoryName]) -> Result<bool> {
+        let mut found = false;
+        for place in from {
+            found = found || self.blob(place, &digest).await?.is_some();
+        }
+        if !found {
+            return Ok(false);
+        }
+        let session = self.open_push(repository).await?.id;
+        // It may be gone, or damaged.
+        let linked = match self.missing(&session, vec![(digest, Kind::Blob)]).await?.is_empty() {
+            true => self.metadata.link_blob(session.id.clone(), digest).await,
+            false => Err(Error::BlobUnknown { digest, kind: Kind::Blob }),
+        };
+        if linked.is_err() {
+            self.give_up(&session).await;
+        }
+        match linked {
+            Ok(()) => Ok(true),
+            Err(Error::BlobUnknown { .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Some of the repositories that have a blob: of those, a caller may mount it from the ones
+    /// that it sees.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    pub async fn blob_places(&self, digest: Digest) -> Result<Vec<RepositoryName>> {
+        self.metadata.blob_places(digest, PLACES).await
+    }
+
+    /// The size of a blob, if the repository has it: it was uploaded or mounted there, or one of
+    /// its manifests lists it.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[boxed]
+    pub async fn blob(&self, repository: &RepositoryName, digest: &Digest) -> Result<Option<u64>> {
+        if let Some(size) = self.metadata.blob(repository.clone(), *digest).await? {
+            return Ok(Some(size));
+        }
+        // A snapshot may list it.
+        if !self.link_manifests(repository).await? {
+            return Ok(None);
+        }
+        self.metadata.blob(repository.clone(), *digest).await
+    }
+
+    /// Takes a blob out of a repository. Manifests that list it still hold it.
+    ///
+    /// # Errors
+    /// [`Error::BlobUnknown`] if the repository does not have it.
+    #[boxed]
+    pub async fn delete_blob(&self, repository: &RepositoryName, digest: &Digest) -> Result<()> {
+        self.link_manifests(repository).await?;
+        self.metadata.unlink_blob(repository.clone(), *digest, self.audit_entry()).await
+    }
+
+    /// Notes what the manifests of a repository list; returns whether there was anything to note.
+    pub(crate) async fn link_manifests(&self, repository: &RepositoryName) -> Result<bool> {
+        let mut any = false;
+        // Looked at first: almost always there is nothing, and a look needs no room on the disk.
+        while self.metadata.has_unlinked(repository.clone()).await? {
+            self.metadata.link_manifests(repository.clone(), MANIFESTS).await?;
+            any = true;
+        }
+        Ok(any)
+    }
+
+    /// Ends a session whose work has failed. Best effort: its lease ends by itself.
+    pub(crate) async fn give_up(&self, session: &LivePush) {
+        if let Err(error) = self.abort(session).await {
+            tracing::debug!(%error, session = %session.id, "ending a failed push session failed");
+        }
+    }
+}
+
+/// A stream of one frame: its payload is the body, as it comes.
+fn in_one_frame(header: Header, body: BodyStream) -> BodyStream {
+    let checksum = Arc::new(Mutex::new(0_u32));
+    let sum = Arc::clone(&checksum);
+    let body = body.inspect_ok(move |piece| {
+        let mut sum = sum.lock();
+        *sum = crc32c::crc32c_append(*sum, piece);
+    });
+    // Asked for when the body has passed.
+    let end = stream::once(async move {
+        let mut end = checksum.lock().to_le_bytes().to_vec();
+        end.extend(end_mark(1));
+        Ok::<_, Error>(Bytes::from(end))
+    });
+    stream::once(async move { Ok::<_, Error>(Bytes::from(header.to_bytes())) }).chain(body).chain(end).boxed()
+}
+
+/// The parts of an upload in order.
+struct Parts {
+    store: Store,
+    upload: LivePush,
+    from: u64,
+    read: VecDeque<UploadPart>,
+}
+
+impl Parts {
+    async fn next(&mut self) -> Result<Option<UploadPart>> {
+        // A large blob may take longer than the lease.
+        if let Some(now) = self.upload.renewal.due(&self.store) {
+            let renewed = self.store.metadata.renew_push(self.upload.id.clone(), self.store.options.lease).await;
+            self.upload.renewal.note(&self.store, now, renewed.map(drop))?;
+        }
+        if self.read.is_empty() {
+            self.read = self.store.metadata.upload_parts(self.upload.id.clone(), self.from, PARTS).await?.into();
+        }
+        let part = self.read.pop_front();
+        if let Some(part) = part {
+            self.from = part.begin_at + part.size;
+        }
+        Ok(part)
+    }
+}
