@@ -36,12 +36,12 @@ impl Pending {
     /// The same without what a caller may choose freely. It stays in the log of its domain if the
     /// caller's token is for that one only; otherwise it is about the registry.
     fn nameless(self) -> Self {
-        let AuditEntry { record, status_if_there, of_registry } = self.entry;
+        let AuditEntry { record, status_if_there, of_registry, overrides } = self.entry;
         let own = record.token_domain.clone().filter(|own| !of_registry && record.domain.as_ref() == Some(own));
         let (domain, of_registry) = (own.clone().unwrap_or_default(), own.is_none());
         let record =
             AuditRecord { from: None, domain: own, repository: None, tag: None, tags: None, digest: None, subject: None, ..record };
-        Self { domain, entry: AuditEntry { record, status_if_there, of_registry } }
+        Self { domain, entry: AuditEntry { record, status_if_there, of_registry, overrides } }
     }
 }
 

@@ -60,7 +60,8 @@ pub(super) async fn put<T: Tx>(tx: &mut T, push: &PushId, image: &NewImage) -> O
         }
     };
     let target = Target { manifest, object, digest };
-    records.extend(put_tags_at(tx, (repository, &name), target, &moves, before).await?);
+    let overrides = image.audit.as_ref().is_some_and(|entry| entry.overrides);
+    records.extend(put_tags_at(tx, (repository, &name), target, &moves, before, overrides).await?);
     close_push(tx, push).await?;
     if existing.is_none() {
         quota::grow(tx, Growth { snapshots: 1, ..Growth::default() }).await?;
