@@ -3,6 +3,7 @@
 //! [`layered!`](crate::layered) declares a struct of optional settings: clap fills one from flags
 //! and environment, [`file()`] fills another from a file, and `or` lays the first over the second.
 
+use clap::builder::StyledStr;
 use serde::de::DeserializeOwned;
 use std::path::{Path, PathBuf};
 
@@ -68,13 +69,14 @@ pub fn read<T: DeserializeOwned>(text: &str) -> Result<T, String> {
 /// `PF_STORE= pf ls`, or a line `PF_AGENT_LOG=` in a service's file of variables.
 ///
 /// # Errors
-/// Those of clap; help and version are among them. The usage does not depend on the environment.
+/// Those of clap; help and version are among them. They do not depend on the environment, and the
+/// help names the variable of each setting, without its value.
 pub fn parse<P: clap::Parser>() -> Result<P, clap::Error> {
     let mut command = without(P::command(), &|name| std::env::var_os(name).is_some_and(|value| value.is_empty()));
     let parsed = command.try_get_matches_from_mut(std::env::args_os());
     parsed.and_then(|mut matches| P::from_arg_matches_mut(&mut matches).map_err(|error| error.format(&mut command))).map_err(|error| {
         // clap's usage lists settings from the environment as if the user had to type them.
-        match without(P::command(), &|_| true).try_get_matches_from(std::env::args_os()) {
+        match named(P::command()).try_get_matches_from(std::env::args_os()) {
             Err(plain) if plain.kind() == error.kind() => plain,
             _ => error,
         }
@@ -88,6 +90,24 @@ fn without(command: clap::Command, unset: &dyn Fn(&std::ffi::OsStr) -> bool) -> 
         _ => argument,
     });
     command.mut_subcommands(|command| without(command, unset))
+}
+
+/// The command without environment variables. The help of each argument names its variable.
+fn named(command: clap::Command) -> clap::Command {
+    let command = command.mut_args(|argument| {
+        let Some(name) = argument.get_env().map(|name| name.to_string_lossy().into_owned()) else { return argument };
+        let add = |text: &StyledStr| format!("{text} [env: {name}]");
+        let (short, long) = (argument.get_help().map(add), argument.get_long_help().map(add));
+        let mut argument = argument.env(None::<&str>);
+        if let Some(text) = short {
+            argument = argument.help(text);
+        }
+        if let Some(text) = long {
+            argument = argument.long_help(text);
+        }
+        argument
+    });
+    command.mut_subcommands(named)
 }
 
 /// The message of an error of the command line, and its advice, without the usage that clap prints

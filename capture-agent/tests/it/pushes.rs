@@ -208,7 +208,7 @@ async fn a_push_is_known_after_a_restart_however_much_its_registry_says() {
     let (mut host, mut engine) = with_sequence(front.url.clone()).await;
     let (_, job) = snapshot(&host, "e", "team/agent:x").await;
     let said = tries(&host.agent, &job.id, 1).await.error.unwrap();
-    assert!(said.starts_with("xxx") && said.len() < 10_000, "{}", said.len());
+    assert!(said.starts_with("xxx") && said.len() < 10_000, "{said}");
 
     engine.leave();
     drop(engine);

@@ -436,7 +436,7 @@ impl Callers {
         match about {
             Nothing => None,
             Repository | Visible => Some(self.only[action][0].expose()),
-            Token => Some(self.other_domain.expose()),
+            Token => Some(self.other_repository.expose()),
             Domain | Registry => Some(self.only[action][1].expose()),
         }
     }

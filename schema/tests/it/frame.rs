@@ -165,7 +165,7 @@ fn each_wrong_field_is_refused_with_the_position_of_its_frame() {
         ("magic", forged(|b| b[0] = b'Q'), "expected the magic PFfr, found [51, 46, 66, 72]".into()),
         ("version", forged(|b| b[4] = 2), "expected version 1, found 2".into()),
         ("codec", forged(|b| b[5] = 6), "unknown codec 6".into()),
-        ("kind", forged(|b| b[6] = 5), "unknown kind 5".into()),
+        ("kind", forged(|b| b[6] = 6), "unknown kind 6".into()),
         ("no algorithm", forged(|b| b[7] = 0), "unknown digest algorithm 0".into()),
         ("algorithm", forged(|b| b[7] = 4), "unknown digest algorithm 4".into()),
         ("raw length", forged(u64_at(8, 8)), format!("{digest} says 7 stored bytes for 8 raw ones (raw)")),
