@@ -170,7 +170,7 @@ impl PlanDestination for Session<'_> {
             for kind in Kind::ALL {
                 let of_kind: Vec<usize> = (0..items.len()).filter(|i| items[*i].kind == kind).collect();
                 if !of_kind.is_empty() {
-                    groups.push(DigestGroup { kind, digests: of_kind.iter().map(|i| items[*i].digest).collect() });
+                    groups.push(DigestGroup { kind, digests: of_kind.iter().map(|i| items[*i].digest).collect(), claim: None });
                     order.extend(of_kind);
                 }
             }
