@@ -73,10 +73,11 @@ impl<'a> Session<'a> {
 
     /// Uploads what the registry lacks of the manifest and of all that it reaches.
     async fn upload_missing(&self, total_bytes: u64, sent: &mut Sent) -> Result<()> {
-        let plan = self.plan().await?;
+        let mut plan = self.plan().await?;
         if self.progress.bytes_deduplicated() == 0 {
             self.progress.add_bytes_deduplicated(total_bytes.saturating_sub(plan.bytes()));
         }
+        plan.blobs = self.source.check(plan.blobs).await?;
         self.progress.enter(Phase::Sending);
         let batches = batches(plan, self.push.max_frames_bytes);
         let mut leases = std::pin::pin!(self.keep_leases());
