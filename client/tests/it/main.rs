@@ -7,6 +7,7 @@ mod command;
 mod common;
 mod compression;
 mod gc;
+mod herd;
 mod hints;
 mod integrity;
 mod json;
