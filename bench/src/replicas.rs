@@ -186,7 +186,9 @@ async fn push(client: &Client, base: &str, snapshot: Made) -> Result<u64> {
     let session: Push = said(client.post(format!("{base}pushes"))).await?;
     let at = format!("{base}pushes/{}/", session.id);
     let groups = snapshot.parts.chunk_by(|a, b| a.kind == b.kind);
-    let groups = groups.map(|parts| DigestGroup { kind: parts[0].kind, digests: parts.iter().map(|part| part.digest).collect() }).collect();
+    let groups = groups
+        .map(|parts| DigestGroup { kind: parts[0].kind, digests: parts.iter().map(|part| part.digest).collect(), claim: None })
+        .collect();
     let missing: MissingResponse = said(client.post(format!("{at}missing")).json(&MissingRequest { groups })).await?;
     let lacks = |position: &u64| missing.missing.iter().any(|(start, count)| (*start..start + count).contains(position));
     let wanted = snapshot.parts.into_iter().zip(0_u64..).filter(|(_, position)| lacks(position));

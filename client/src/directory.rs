@@ -40,16 +40,36 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 /// A snapshot directory, checked: every document parses, every blob has a file, every raw file the
-/// right length.
+/// right length. A push of a path looks at files only when it knows which blobs it sends.
 #[derive(Debug)]
 pub struct Directory {
     root: Root,
     limits: Limits,
+    look: Look,
     manifest: Document,
     /// The manifest, its nodes and its configuration, in memory.
     documents: HashMap<Digest, Document>,
     /// Files outside of `blobs/`.
     named: HashMap<Digest, PathBuf>,
+}
+
+/// Which files of blobs are looked at while the documents are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Look {
+    All,
+    Nothing,
+    /// Of this blob.
+    Only(Digest),
+}
+
+impl Look {
+    fn at(self, digest: &Digest) -> bool {
+        match self {
+            Self::All => true,
+            Self::Nothing => false,
+            Self::Only(wanted) => wanted == *digest,
+        }
+    }
 }
 
 impl Directory {
@@ -61,10 +81,47 @@ impl Directory {
     /// links that leave the directory, for anything that is not a regular file, and for names that
     /// no file may have.
     pub fn open(path: &Path, limits: &Limits) -> Result<Self> {
+        Self::read(path, limits, Look::All)
+    }
+
+    /// The same without a look at the files of pages and checkpoint payloads: of a snapshot that a
+    /// registry has, there are very many that nobody needs.
+    ///
+    /// # Errors
+    /// Those of [`Self::open`] that are about documents.
+    pub(crate) fn open_documents(path: &Path, limits: &Limits) -> Result<Self> {
+        Self::read(path, limits, Look::Nothing)
+    }
+
+    /// Looks at the files of these blobs, if none was looked at before. Blocks.
+    ///
+    /// # Errors
+    /// Those of [`Self::open`] that are about the file of a blob.
+    pub(crate) fn check(&self, blobs: &[Item]) -> Result<()> {
+        if self.look == Look::All {
+            return Ok(());
+        }
+        for item in blobs {
+            let Some(relative) = self.file_of(&item.digest) else { continue };
+            let is_well = match self.root.length(&relative) {
+                Ok(Some(found)) => item.size.is_none_or(|expected| expected == found),
+                Ok(None) => self.root.exists(&layout::encoded(&relative)).unwrap_or(false),
+                Err(_) => false,
+            };
+            if !is_well {
+                // Read again, to say which document lists it.
+                Self::read(self.root.path(), &self.limits, Look::Only(item.digest))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn read(path: &Path, limits: &Limits, look: Look) -> Result<Self> {
         let root = Root::open(path)?;
         let mut directory = Self {
             root,
             limits: limits.clone(),
+            look,
             manifest: Document { digest: Digest::sha256(b""), kind: Kind::Manifest, bytes: Vec::new() },
             documents: HashMap::new(),
             named: HashMap::new(),

@@ -95,12 +95,17 @@ pub(crate) async fn plan<G: PlanSource, H: PlanDestination>(manifest: Item, sour
         }
     }
     while !level.is_empty() {
-        let lacking: Vec<Item> = destination.lacks(&level).await?.into_iter().filter_map(|i| level.get(i).copied()).collect();
-        if lacking.iter().all(|item| item.digest != manifest.digest) && level.iter().any(|item| item.digest == manifest.digest) {
+        let lacking = destination.lacks(&level).await?;
+        // A snapshot may have millions of pages, so the list of its last level is not copied.
+        let has = |level: &[Item]| level.iter().any(|item| item.digest == manifest.digest);
+        let was_asked = has(&level);
+        keep(&mut level, &lacking);
+        if was_asked && !has(&level) {
             return Ok(plan);
         }
-        let (containers, blobs): (Vec<Item>, Vec<Item>) = lacking.into_iter().partition(|item| item.kind.is_container());
-        plan.blobs.extend(blobs);
+        let containers: Vec<Item> = level.iter().filter(|item| item.kind.is_container()).copied().collect();
+        level.retain(|item| !item.kind.is_container());
+        plan.blobs.append(&mut level);
         let to_read: Vec<Item> = containers.iter().filter(|item| !documents.contains_key(&item.digest)).copied().collect();
         if !to_read.is_empty() {
             documents.extend(source.documents(&to_read).await?.into_iter().map(|d| (d.digest, d)));
@@ -119,6 +124,16 @@ pub(crate) async fn plan<G: PlanSource, H: PlanDestination>(manifest: Item, sour
     }
     plan.containers.sort_by_key(|document| document.kind);
     Ok(plan)
+}
+
+/// Keeps the items at these positions, which ascend.
+fn keep(items: &mut Vec<Item>, positions: &[usize]) {
+    let (mut positions, mut at) = (positions.iter().peekable(), 0);
+    items.retain(|_| {
+        let is_kept = positions.next_if(|position| **position == at).is_some();
+        at += 1;
+        is_kept
+    });
 }
 
 /// The children of a node.

@@ -7,11 +7,13 @@
 //! Each step asks only below what the step before found lacking, so an unchanged snapshot takes
 //! three round trips and a small change six. A small plan is sent in one request. Otherwise several
 //! requests with blobs are in flight at a time, and the nodes come at the end: the registry accepts
-//! a node only after everything that it lists. If the registry has forgotten the session, a new one
-//! is opened: the registry still has the blobs that it received.
+//! a node only after everything that it lists. What other clients are sending is not sent here too,
+//! but asked about again (`queue`). If the registry has forgotten the session, a new one is opened:
+//! the registry still has the blobs that it received.
 
 mod batch;
 mod into_store;
+mod queue;
 mod relay;
 mod session;
 mod source;
@@ -133,7 +135,11 @@ pub async fn push(source: &Source, remote: &Remote, target: PushTarget, progress
         let session = Session::open(&opened, remote, &target, progress).await?;
         match session.run(totals.bytes, &mut sent).await {
             Ok(committed) => break committed,
-            Err(error) if error.code() == ErrorCode::PushUnknown && reopenings < REOPENINGS => reopenings += 1,
+            Err(error) if error.code() == ErrorCode::PushUnknown && reopenings < REOPENINGS => {
+                reopenings += 1;
+                // What it claimed is free for the next one.
+                drop(tokio::time::timeout(ABORT_TIMEOUT, session.abort()).await);
+            }
             Err(error) => {
                 // Lets garbage collection free the bytes at once. The caller gets the first error.
                 if !matches!(error, Error::Unreachable { .. }) {

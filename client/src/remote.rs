@@ -24,7 +24,7 @@ mod trust;
 
 pub use frames::BoxFrames;
 pub use pages::{Entry, PageOf, all_pages};
-pub use pushes::FrameSource;
+pub use pushes::{FrameSource, Missing};
 pub use send::reason;
 pub use trust::{Distrust, extra_roots};
 

@@ -3,6 +3,7 @@
 use crate::audit::Audit;
 use crate::auth::Gate;
 use crate::background::Limits;
+use crate::claims::Claims;
 use crate::config::Config;
 use crate::domains::Domains;
 use crate::http::permit::wait_for;
@@ -36,6 +37,8 @@ pub(crate) struct App {
     pub(crate) open_metrics: bool,
     /// The audit log.
     pub(crate) audit: Arc<Audit>,
+    /// Which push sends which blob.
+    pub(crate) claims: Arc<Claims>,
     /// Limits on what one caller, or one domain, may ask.
     pub(crate) rates: Arc<Rates>,
     /// Proxies in front, which say where requests come from.
@@ -79,6 +82,7 @@ impl App {
         Self {
             gate,
             audit: Audit::new(&openapi, config),
+            claims: Arc::new(Claims::new()),
             proxies: config.proxies,
             has_tls: config.has_tls(),
             open_metrics: config.open_metrics,

@@ -18,6 +18,7 @@ mod app;
 mod audit;
 mod auth;
 mod background;
+mod claims;
 pub mod commands;
 pub mod config;
 mod domains;

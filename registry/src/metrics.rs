@@ -19,6 +19,9 @@ pub(crate) const BYTES_REDIRECTED: &str = "pf_frames_redirected_bytes_total";
 pub(crate) const RAW_RECEIVED: &str = "pf_frames_received_raw_bytes_total";
 pub(crate) const FRAMES_RECEIVED: &str = "pf_frames_received_total";
 pub(crate) const FRAMES_NEW: &str = "pf_frames_new_total";
+pub(crate) const CLAIMED: &str = "pf_claimed_blobs_total";
+pub(crate) const COMING: &str = "pf_coming_blobs_total";
+pub(crate) const LAPSED: &str = "pf_lapsed_claims_total";
 pub(crate) const COMMITS: &str = "pf_commits_total";
 pub(crate) const TAG_CONFLICTS: &str = "pf_tag_conflicts_total";
 pub(crate) const ROWS_WRITTEN: &str = "pf_store_rows_written_total";
@@ -115,6 +118,9 @@ fn describe() {
     describe_counter!(RAW_RECEIVED, Unit::Bytes, "Raw bytes that received and stored frames stand for.");
     describe_counter!(FRAMES_RECEIVED, Unit::Count, "Frames received and stored.");
     describe_counter!(FRAMES_NEW, Unit::Count, "Frames received whose blobs the store did not have.");
+    describe_counter!(CLAIMED, Unit::Count, "Blobs that a push said it sends, in answer to that they are missing.");
+    describe_counter!(COMING, Unit::Count, "Answers, by blob, that another push sends it.");
+    describe_counter!(LAPSED, Unit::Count, "Claims that ended before their blob was stored, and that another push took over.");
     describe_counter!(COMMITS, Unit::Count, "Commits, by whether the repository did not have the snapshot before.");
     describe_counter!(TAG_CONFLICTS, Unit::Count, "Tag updates refused because the tag was not where the caller said.");
     describe_counter!(ROWS_WRITTEN, Unit::Count, "Metadata rows inserted, updated or deleted.");
@@ -155,6 +161,9 @@ fn describe() {
         RAW_RECEIVED,
         FRAMES_RECEIVED,
         FRAMES_NEW,
+        CLAIMED,
+        COMING,
+        LAPSED,
         TAG_CONFLICTS,
         ROWS_WRITTEN,
         GC_OBJECTS,

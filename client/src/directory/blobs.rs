@@ -3,7 +3,7 @@
 
 use super::build::{self, Opaque, Parts};
 use super::files::{Root, STEP};
-use super::{Directory, layout, zstd_frame};
+use super::{Directory, Look, layout, zstd_frame};
 use crate::error::{Error, Result};
 use pfr_schema::flat::FlatManifest;
 use pfr_schema::snapshot::SnapshotConfig;
@@ -37,8 +37,14 @@ impl Directory {
         let config = Document::new(Kind::Blob, described.config.to_bytes());
         SnapshotConfig::parse(&config.bytes, limits).map_err(Error::document(root.path()))?;
         let mut parts = Parts::default();
-        let mut directory =
-            Self { root, limits: limits.clone(), manifest: config.clone(), documents: HashMap::new(), named: HashMap::new() };
+        let mut directory = Self {
+            root,
+            limits: limits.clone(),
+            look: Look::All,
+            manifest: config.clone(),
+            documents: HashMap::new(),
+            named: HashMap::new(),
+        };
         if let Some((flat, from)) = &described.pages {
             directory.check_pages(from, flat, &mut HashSet::new())?;
             let (tree, runs) = build::tree(flat, (Group::default(), 0, 1)).map_err(Error::document(from))?;

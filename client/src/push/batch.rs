@@ -25,13 +25,17 @@ pub(super) struct Batches {
     pub in_order: Vec<Batch>,
 }
 
+/// Whether a plan goes in one request.
+pub(super) fn fits(plan: &Plan, limit: u64) -> bool {
+    plan.bytes() + FRAME_OVERHEAD * (plan.blobs.len() + plan.containers.len()) as u64 <= limit
+}
+
 /// Cuts a plan into requests of at most `limit` bytes; a larger blob gets one of its own.
 ///
 /// A plan that fits goes in one request. Otherwise blobs go first, and nodes only when all
 /// blobs are acknowledged.
 pub(super) fn batches(plan: Plan, limit: u64) -> Batches {
-    let raw = plan.bytes() + FRAME_OVERHEAD * (plan.blobs.len() + plan.containers.len()) as u64;
-    if raw <= limit {
+    if fits(&plan, limit) {
         let all = Batch { blobs: plan.blobs.into(), containers: plan.containers.into() };
         return Batches { together: Vec::new(), in_order: Some(all).into_iter().filter(|b| b.frames() > 0).collect() };
     }

@@ -1,26 +1,26 @@
 //! One push session: negotiate, send, commit.
 
 use super::PushTarget;
-use super::batch::{Batch, batches};
+use super::batch::{Batch, Batches, batches, fits};
+use super::queue::{Patience, Queue, carried};
 use super::source::OpenedSource;
 use crate::encoding::Encoding;
 use crate::error::{Error, Result};
 use crate::meter::{Meter, Tally};
-use crate::plan::{Item, Plan, PlanDestination, plan};
+use crate::plan::{Item, Plan, PlanDestination, cut, plan};
 use crate::progress::{Phase, Progress};
 use crate::remote::{BoxFrames, Remote};
 use bytes::Bytes;
+use futures::future::try_join4;
 use futures::stream::{self, StreamExt as _, TryStreamExt as _};
 use parking_lot::Mutex;
 use pfr_schema::api::{self, DigestGroup, MissingRequest};
 use pfr_schema::frame::end_mark;
+use pfr_schema::tree::Document;
 use pfr_schema::{ErrorCode, Kind};
 use pfr_store::document_frame;
 use std::sync::Arc;
 use std::time::Duration;
-
-/// Uploads in flight at a time.
-const IN_FLIGHT: usize = 4;
 
 /// How often a push asks which blobs the registry lacks before it fails.
 const ROUNDS: u32 = 3;
@@ -34,6 +34,56 @@ pub(super) struct Sent {
     /// Of the raw bytes, those that were not encoded because the registry took them faster so, or
     /// to find that out.
     pub left_raw: u64,
+}
+
+/// What a question claims.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Claim {
+    /// Nothing; nor does it ask what others send.
+    Nothing,
+    /// So many plain blobs, the first that are missing. About nodes it is as [`Self::Nothing`].
+    Blobs(usize),
+    /// All of it.
+    All,
+}
+
+/// What became of a question about one blob or node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Answer {
+    /// The registry has it.
+    Stored,
+    /// It is missing, and to be sent from here.
+    Ours,
+    /// It is missing, and another client sends it.
+    Coming,
+    /// It is missing. Nobody is known to send it.
+    Missing,
+}
+
+/// The answer to a question: positions, ascending.
+#[derive(Debug, Default)]
+pub(super) struct Asked {
+    lacking: Vec<usize>,
+    coming: Vec<usize>,
+    ours: Vec<usize>,
+    /// When to ask again about what others send.
+    pub wait: Option<Duration>,
+}
+
+impl Asked {
+    /// What became of the blob at this position of the question.
+    pub fn of(&self, at: usize) -> Answer {
+        let is_in = |positions: &[usize]| positions.binary_search(&at).is_ok();
+        if !is_in(&self.lacking) {
+            Answer::Stored
+        } else if is_in(&self.coming) {
+            Answer::Coming
+        } else if is_in(&self.ours) {
+            Answer::Ours
+        } else {
+            Answer::Missing
+        }
+    }
 }
 
 pub(super) struct Session<'a> {
@@ -77,36 +127,118 @@ impl<'a> Session<'a> {
 
     /// Uploads what the registry lacks of the manifest and of all that it reaches.
     async fn upload_missing(&self, total_bytes: u64, sent: &mut Sent) -> Result<()> {
-        let plan = self.plan().await?;
+        let claimed = Mutex::new(Vec::new());
+        let mut plan = self.plan(Some(&claimed)).await?;
         if self.progress.bytes_deduplicated() == 0 {
             self.progress.add_bytes_deduplicated(total_bytes.saturating_sub(plan.bytes()));
         }
+        plan.blobs = self.source.check(plan.blobs).await?;
         self.progress.enter(Phase::Sending);
-        let batches = batches(plan, self.push.max_frames_bytes);
-        let mut leases = std::pin::pin!(self.keep_leases());
-        {
-            let mut acknowledged = stream::iter(batches.together).map(|batch| self.send(batch)).buffer_unordered(IN_FLIGHT);
-            loop {
-                tokio::select! {
-                    error = &mut leases => return Err(error),
-                    one = acknowledged.try_next() => match one? {
-                        Some(one) => sent.add(one),
-                        None => break,
-                    },
+        tokio::select! {
+            error = self.keep_leases() => Err(error),
+            done = self.send_plan(plan, claimed.into_inner(), sent) => done,
+        }
+    }
+
+    /// Sends a plan. `claimed` says of each of its blobs whether it is claimed.
+    async fn send_plan(&self, plan: Plan, claimed: Vec<bool>, sent: &mut Sent) -> Result<()> {
+        let limit = self.request_bytes();
+        let is_ours = claimed.iter().all(|is_ours| *is_ours);
+        if self.claim_seconds() == 0 || (is_ours && fits(&plan, limit)) {
+            let Batches { together, in_order } = batches(plan, limit);
+            self.send_together(Queue::of(self, together), sent).await?;
+            for batch in in_order {
+                sent.add(self.send(batch).await?);
+            }
+            return Ok(());
+        }
+        let Plan { blobs, containers } = plan;
+        let queue = self.send_together(Queue::new(self, blobs, &claimed), sent).await?;
+        if queue.is_complete() {
+            containers.iter().for_each(|document| self.stored_elsewhere(document.bytes.len() as u64));
+            return Ok(());
+        }
+        self.send_nodes(containers, sent).await
+    }
+
+    /// Sends blobs, four requests at a time.
+    async fn send_together<'q>(&self, queue: Queue<'q>, sent: &mut Sent) -> Result<Queue<'q>> {
+        let (queue, sent) = (tokio::sync::Mutex::new(queue), Mutex::new(sent));
+        let work = || self.send_of(&queue, &sent);
+        try_join4(work(), work(), work(), work()).await?;
+        Ok(queue.into_inner())
+    }
+
+    /// Sends requests of the queue, one after the other, until it is empty.
+    async fn send_of(&self, queue: &tokio::sync::Mutex<Queue<'_>>, sent: &Mutex<&mut Sent>) -> Result<()> {
+        loop {
+            let next = queue.lock().await.next().await?;
+            let Some(batch) = next else { return Ok(()) };
+            let one = self.send(batch).await?;
+            sent.lock().add(one);
+        }
+    }
+
+    /// Sends nodes, children before what lists them, but for those that other clients send.
+    async fn send_nodes(&self, nodes: Vec<Document>, sent: &mut Sent) -> Result<()> {
+        let mut patience = Patience::new(self.claim_seconds());
+        let mut left = nodes;
+        while !left.is_empty() {
+            let asked = self.ask(&left.iter().map(item_of).collect::<Vec<_>>(), Claim::All).await?;
+            let insists = patience.is_over();
+            // A node may list nodes of lower kinds, and is sent after those that others send.
+            let coming = |at: usize| !insists && asked.of(at) == Answer::Coming;
+            let lowest = (0..left.len()).find(|at| coming(*at)).map(|at| left[at].kind);
+            let (mut now, mut later) = (Vec::new(), Vec::new());
+            let before = left.len();
+            for (at, document) in left.into_iter().enumerate() {
+                if asked.of(at) == Answer::Stored {
+                    self.stored_elsewhere(document.bytes.len() as u64);
+                } else if coming(at) || lowest.is_some_and(|lowest| document.kind > lowest) {
+                    later.push(document);
+                } else {
+                    now.push(document);
                 }
             }
-        }
-        for batch in batches.in_order {
-            tokio::select! {
-                error = &mut leases => return Err(error),
-                one = self.send(batch) => sent.add(one?),
+            left = later;
+            for documents in cut(now, |document| document.bytes.len() as u64, self.request_bytes()) {
+                sent.add(self.send(Batch { containers: documents.into(), ..Batch::default() }).await?);
+            }
+            if left.len() < before {
+                patience.restore();
+            }
+            if !left.is_empty() {
+                patience.wait(asked.wait).await;
             }
         }
         Ok(())
     }
 
-    async fn plan(&self) -> Result<Plan> {
-        plan(self.source.manifest(), self.source, self, self.source.limits()).await
+    /// Finds what the registry lacks. With `claimed`, the first blobs that are missing are claimed,
+    /// and it gets an entry for each blob of the plan: whether this one is.
+    async fn plan(&self, claimed: Option<&Mutex<Vec<bool>>>) -> Result<Plan> {
+        let destination = Lacking { session: self, claimed };
+        plan(self.source.manifest(), self.source, &destination, self.source.limits()).await
+    }
+
+    /// The manifest of the snapshot.
+    pub fn manifest(&self) -> Item {
+        self.source.manifest()
+    }
+
+    /// Bytes of frames that one request should carry at most.
+    pub fn request_bytes(&self) -> u64 {
+        self.push.max_frames_bytes
+    }
+
+    /// Seconds after which a claim ends at the latest; 0 if the registry knows none.
+    pub fn claim_seconds(&self) -> u64 {
+        self.push.claim_seconds
+    }
+
+    /// Counts raw bytes that another client has sent meanwhile.
+    pub fn stored_elsewhere(&self, bytes: u64) {
+        self.progress.add_bytes_deduplicated(bytes);
     }
 
     /// Renews the leases while the push runs: the registry leases each blob that the client asks
@@ -115,7 +247,7 @@ impl<'a> Session<'a> {
         let every = Duration::from_millis((self.push.lease_seconds.saturating_mul(1000) / 3).max(100));
         loop {
             tokio::time::sleep(every).await;
-            if let Err(error) = self.plan().await {
+            if let Err(error) = self.plan(None).await {
                 return error;
             }
         }
@@ -164,25 +296,74 @@ fn body(source: &OpenedSource, batch: &Batch, encoding: &Encoding) -> BoxFrames 
     blobs.chain(documents).chain(stream::once(async move { Ok(end) })).boxed()
 }
 
-impl PlanDestination for Session<'_> {
+/// A node, to be asked about.
+fn item_of(document: &Document) -> Item {
+    Item { digest: document.digest, kind: document.kind, size: Some(document.bytes.len() as u64), elements: None }
+}
+
+/// The destination of a plan: what the registry lacks.
+struct Lacking<'a> {
+    session: &'a Session<'a>,
+    /// Whether each missing blob is claimed, in the order of the plan; none if none is to be.
+    claimed: Option<&'a Mutex<Vec<bool>>>,
+}
+
+impl PlanDestination for Lacking<'_> {
     async fn lacks(&self, items: &[Item]) -> Result<Vec<usize>> {
+        let claim = match self.claimed {
+            Some(_) => Claim::Blobs(carried(items, self.session.request_bytes())),
+            None => Claim::Nothing,
+        };
+        let asked = self.session.ask(items, claim).await?;
+        if let Some(claimed) = self.claimed {
+            let blobs = asked.lacking.iter().filter(|at| items[**at].kind == Kind::Blob);
+            let mut ours = asked.ours.iter().peekable();
+            claimed.lock().extend(blobs.map(|at| ours.next_if_eq(&at).is_some()));
+        }
+        Ok(asked.lacking)
+    }
+}
+
+impl Session<'_> {
+    /// Asks which of these blobs and nodes the registry lacks.
+    pub async fn ask(&self, items: &[Item], claim: Claim) -> Result<Asked> {
         let most = usize::try_from(self.push.max_digests).unwrap_or(usize::MAX).max(1);
-        let mut lacking = Vec::new();
+        let claim = if self.claim_seconds() == 0 { Claim::Nothing } else { claim };
+        let mut all = Asked::default();
         for (part, items) in items.chunks(most).enumerate() {
+            // How many blobs of a kind may still be claimed.
+            let may = |kind: Kind, claimed: usize| match claim {
+                Claim::Nothing => None,
+                Claim::Blobs(most) => (kind == Kind::Blob).then(|| most.saturating_sub(claimed)),
+                Claim::All => Some(usize::MAX),
+            };
             // The request groups digests by kind; `order` maps its positions back to `items`.
             let mut order = Vec::with_capacity(items.len());
             let mut groups = Vec::new();
             for kind in Kind::ALL {
                 let of_kind: Vec<usize> = (0..items.len()).filter(|i| items[*i].kind == kind).collect();
                 if !of_kind.is_empty() {
-                    groups.push(DigestGroup { kind, digests: of_kind.iter().map(|i| items[*i].digest).collect() });
+                    let claim = may(kind, all.ours.len()).map(|most| most.min(of_kind.len()) as u64);
+                    groups.push(DigestGroup { kind, digests: of_kind.iter().map(|i| items[*i].digest).collect(), claim });
                     order.extend(of_kind);
                 }
             }
             let missing = self.remote.missing(&self.target.repository, &self.push.id, &MissingRequest { groups }).await?;
-            lacking.extend(missing.into_iter().map(|position| part * most + order[position]));
+            for position in missing.lacking {
+                let at = order[position];
+                if missing.coming.binary_search(&position).is_ok() {
+                    all.coming.push(part * most + at);
+                } else if may(items[at].kind, all.ours.len()).is_some_and(|most| most > 0) {
+                    // The registry claims the first that are missing too.
+                    all.ours.push(part * most + at);
+                }
+                all.lacking.push(part * most + at);
+            }
+            all.wait = missing.wait.or(all.wait);
         }
-        lacking.sort_unstable();
-        Ok(lacking)
+        for positions in [&mut all.lacking, &mut all.coming, &mut all.ours] {
+            positions.sort_unstable();
+        }
+        Ok(all)
     }
 }

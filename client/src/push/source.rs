@@ -25,13 +25,13 @@ pub(super) enum OpenedSource {
 }
 
 impl OpenedSource {
-    /// Reads and checks the source.
+    /// Reads and checks the source; of a directory at a path, only the documents.
     pub async fn open(source: &Source, target: &PushTarget) -> Result<Self> {
         match source {
             Source::Directory(path) => {
                 let (path, parents) = (path.clone(), target.parents.clone());
                 let directory = blocking(move || {
-                    let directory = Directory::open(&path, &Limits::default())?;
+                    let directory = Directory::open_documents(&path, &Limits::default())?;
                     if parents.is_empty() { Ok(directory) } else { directory.with_parents(parents) }
                 });
                 Ok(Self::Directory(Arc::new(directory.await?)))
@@ -75,6 +75,14 @@ impl OpenedSource {
         let below: Vec<Item> = crate::plan::children(&documents[0], self.limits())?.into_iter().filter(listing).collect();
         documents.extend(self.documents(&below).await?);
         Totals::of(&documents, self.limits())
+    }
+
+    /// Looks at the files of blobs that are about to be sent, if nobody has done so, and returns
+    /// these blobs.
+    pub async fn check(&self, blobs: Vec<Item>) -> Result<Vec<Item>> {
+        let Self::Directory(directory) = self else { return Ok(blobs) };
+        let directory = Arc::clone(directory);
+        blocking(move || directory.check(&blobs).map(|()| blobs)).await
     }
 
     /// Frames of plain blobs, in order, without an end mark. A directory's are encoded as told;

@@ -6,10 +6,22 @@ use crate::error::Result;
 use pfr_schema::api;
 use pfr_schema::{ErrorCode, RepositoryName};
 use reqwest::Method;
+use std::time::Duration;
 
 /// Makes a stream of frames with an end mark; called once for each try.
 pub trait FrameSource: Fn() -> BoxFrames + Send + Sync {}
 impl<F: Fn() -> BoxFrames + Send + Sync> FrameSource for F {}
+
+/// The answer to a question for missing blobs: positions in the concatenated groups, ascending.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Missing {
+    /// Blobs that the registry lacks.
+    pub lacking: Vec<usize>,
+    /// Blobs that other sessions are about to send.
+    pub coming: Vec<usize>,
+    /// When to ask about those again.
+    pub wait: Option<Duration>,
+}
 
 /// Bytes of an answer at most: the ranges of a hundred thousand missing digests.
 const ANSWER: usize = 16 << 20;
@@ -24,22 +36,28 @@ impl Remote {
         self.json(|| self.client.post(url.clone())).await
     }
 
-    /// Positions, in the concatenated groups, of the blobs that the registry lacks; ascending. The
-    /// others are leased to the session.
+    /// Asks which blobs the registry lacks. The others are leased to the session.
     ///
     /// # Errors
     /// `push_unknown`.
-    pub async fn missing(&self, repository: &RepositoryName, push: &str, request: &api::MissingRequest) -> Result<Vec<usize>> {
+    pub async fn missing(&self, repository: &RepositoryName, push: &str, request: &api::MissingRequest) -> Result<Missing> {
         let url = self.repository_path(repository, &["pushes", push, "missing"]);
         let asked: usize = request.groups.iter().map(|g| g.digests.len()).sum();
         let answer: api::MissingResponse = self.json(self.with_json(Method::POST, url, request)?).await?;
+        let lacking = self.positions(answer.missing, asked)?;
+        let coming = self.positions(answer.coming, asked)?;
+        Ok(Missing { lacking, coming, wait: answer.wait_ms.map(Duration::from_millis) })
+    }
+
+    /// Ranges of positions, one by one.
+    fn positions(&self, ranges: Vec<(u64, u64)>, asked: usize) -> Result<Vec<usize>> {
         let mut positions = Vec::new();
-        for (start, count) in answer.missing {
+        for (start, count) in ranges {
             let end = start.checked_add(count).and_then(|end| usize::try_from(end).ok()).filter(|end| *end <= asked);
             let start = usize::try_from(start).unwrap_or(usize::MAX);
             match end {
                 Some(end) if positions.last().is_none_or(|last| *last < start) => positions.extend(start..end),
-                _ => return Err(self.protocol(format!("it lacks positions {start}+{count} of {asked} digests it was asked about"))),
+                _ => return Err(self.protocol(format!("it names positions {start}+{count} of {asked} digests it was asked about"))),
             }
         }
         Ok(positions)

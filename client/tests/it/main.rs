@@ -8,6 +8,7 @@ mod common;
 mod completions;
 mod compression;
 mod gc;
+mod herd;
 mod hints;
 mod integrity;
 mod json;

@@ -238,6 +238,12 @@ async fn what_files_cannot_say_is_said_by_the_manifest_itself() {
         assert!(error.to_string().contains(message) && error.to_string().contains(name), "{name}: {error}");
         std::fs::write(&path, good).unwrap();
     }
+    // The file of a page is looked at only where the page is lacking.
+    std::fs::remove_file(blob_path(copy.path(), &Digest::sha256(&pages[6]))).unwrap();
+    assert_eq!(push_dir(&other.remote(), copy.path(), "t").await.unwrap().blobs_sent, 0);
+    let error = push_dir(&Registry::start().await.remote(), copy.path(), "t").await.unwrap_err();
+    assert_eq!(error.code(), ErrorCode::MissingBlobs, "{error}");
+    assert!(error.to_string().contains("page 6, component 0"), "{error}");
 }
 
 #[tokio::test]

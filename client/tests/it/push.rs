@@ -42,6 +42,24 @@ async fn an_unchanged_directory_is_pushed_again_in_three_round_trips() {
 }
 
 #[tokio::test]
+async fn a_push_looks_only_at_files_of_blobs_that_the_registry_lacks() {
+    let registry = Registry::start().await;
+    let mut pages: Vec<u64> = (0..2000).collect();
+    let (remote, source) = (registry.remote(), directory(SMALL, &pages));
+    let first = push_dir(&remote, source.path(), "a").await.unwrap();
+    std::fs::rename(source.path().join("blobs"), source.path().join("elsewhere")).unwrap();
+    let second = push_dir(&remote, source.path(), "b").await.unwrap();
+    assert_eq!((second.digest, second.round_trips, second.blobs_sent), (first.digest, 3, 0));
+    // Of one with a new page, only that is looked at and named.
+    pages.push(5000);
+    write(source.path(), "page_manifest.json", SMALL, &pages);
+    std::fs::remove_dir_all(source.path().join("blobs")).unwrap();
+    let error = push_dir(&remote, source.path(), "b").await.unwrap_err();
+    assert_eq!(error.code(), ErrorCode::MissingBlobs, "{error}");
+    assert!(error.to_string().contains("$.pages[2000].k"), "{error}");
+}
+
+#[tokio::test]
 async fn a_push_does_not_read_pages_that_the_registry_has() {
     let registry = Registry::start().await;
     let mut pages: Vec<u64> = (0..200).collect();

@@ -3,6 +3,7 @@
 
 use crate::common::sample::{SMALL, blob_path, directory, page, put_blob, write, write_checkpoint};
 use crate::common::{push_dir, remote};
+use pfr_client::Remote;
 use pfr_schema::{Digest, ErrorCode};
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -24,15 +25,19 @@ fn edit(root: &Path, name: &str, from: &str, to: &str) {
 async fn check(cases: &[Case]) {
     // This port is closed: a request would be another error.
     let remote = remote("http://127.0.0.1:1");
-    for (name, spoil, code, words) in cases {
-        let dir = directory(SMALL, &[0, 1, 2]);
-        spoil(dir.path());
-        let error = push_dir(&remote, dir.path(), "t").await.unwrap_err();
-        assert_eq!(error.code(), *code, "{name}: {error}");
-        for word in *words {
-            assert!(error.to_string().contains(word), "{name}: {word:?} is not in: {error}");
-        }
-        assert_eq!(remote.round_trips(), 0, "{name}: something was sent");
+    for case in cases {
+        refuses(&remote, case).await;
+        assert_eq!(remote.round_trips(), 0, "{}: something was sent", case.0);
+    }
+}
+
+async fn refuses(remote: &Remote, (name, spoil, code, words): &Case) {
+    let dir = directory(SMALL, &[0, 1, 2]);
+    spoil(dir.path());
+    let error = push_dir(remote, dir.path(), "t").await.unwrap_err();
+    assert_eq!(error.code(), *code, "{name}: {error}");
+    for word in *words {
+        assert!(error.to_string().contains(word), "{name}: {word:?} is not in: {error}");
     }
 }
 
@@ -51,8 +56,6 @@ async fn documents_and_blobs_that_are_not_as_they_say() {
         ("an unknown dtype", |r| edit(r, "page_manifest.json", "bf16", "fp4"), InvalidDocument, &["dtype", "fp4"]),
         ("other spelling", |r| edit(r, "page_manifest.json", ":", ": "), InvalidDocument, &["canonical"]),
         ("an ix that is none", |r| edit(r, "page_manifest.json", "[0,1,2]", "[0,1,9]"), InvalidDocument, &["$.logical_seqs[0].page_ixs[2]"]),
-        ("a missing page", |r| std::fs::remove_file(blob(r, 3)).unwrap(), MissingBlobs, &["$.pages[1].v", ".zst"]),
-        ("a short page", |r| std::fs::write(blob(r, 2), "short").unwrap(), LengthMismatch, &["$.pages[1].k", "has 5 bytes, 128 expected"]),
         ("a config that is none", |r| std::fs::write(r.join("config.json"), r#"{"agnet":1}"#).unwrap(), InvalidDocument, &["config.json", "agnet"]),
         (
             "three parents",
@@ -62,15 +65,6 @@ async fn documents_and_blobs_that_are_not_as_they_say() {
             },
             InvalidDocument,
             &["config.json", "$.parents"],
-        ),
-        (
-            "a checkpoint without a payload",
-            |r| {
-                write_checkpoint(r);
-                std::fs::remove_file(blob_path(r, &Digest::sha256(&page(7_005_000, 5000)))).unwrap();
-            },
-            MissingBlobs,
-            &["checkpoint.json", "$.tensors[1].payload_hash"],
         ),
         (
             "a checkpoint of another version",
@@ -109,26 +103,6 @@ async fn files_that_are_none_and_links_that_leave() {
     use ErrorCode::*;
     check(&[
         (
-            "a page that is a link out",
-            |r| {
-                let outside = r.parent().unwrap().join(format!("{}-out", r.file_name().unwrap().display()));
-                std::fs::rename(blob(r, 2), &outside).unwrap();
-                symlink(&outside, blob(r, 2)).unwrap();
-            },
-            InvalidRequest,
-            &["leaves the directory"],
-        ),
-        (
-            "a folder of blobs that is a link out",
-            |r| {
-                let outside = tempfile::tempdir().unwrap().keep();
-                std::fs::rename(r.join("blobs"), outside.join("blobs")).unwrap();
-                symlink(outside.join("blobs"), r.join("blobs")).unwrap();
-            },
-            InvalidRequest,
-            &["leaves the directory"],
-        ),
-        (
             "an attachment that is a link out",
             |r| {
                 std::fs::create_dir(r.join("attachments")).unwrap();
@@ -143,15 +117,6 @@ async fn files_that_are_none_and_links_that_leave() {
             |r| symlink("/etc/hostname", r.join("config.json")).unwrap(),
             InvalidRequest,
             &["leaves the directory"],
-        ),
-        (
-            "a page that is a folder",
-            |r| {
-                std::fs::remove_file(blob(r, 2)).unwrap();
-                std::fs::create_dir(blob(r, 2)).unwrap();
-            },
-            InvalidRequest,
-            &["is a directory"],
         ),
         (
             "tokens that are a socket",
@@ -176,6 +141,59 @@ async fn files_that_are_none_and_links_that_leave() {
         ),
     ])
     .await;
+}
+
+/// Which files are looked at depends on what the registry lacks, so it is asked before.
+#[tokio::test]
+async fn files_of_blobs_are_looked_at_before_any_is_sent() {
+    use ErrorCode::*;
+    let registry = crate::common::Registry::start().await;
+    let cases: &[Case] = &[
+        ("a missing page", |r| std::fs::remove_file(blob(r, 3)).unwrap(), MissingBlobs, &["$.pages[1].v", ".zst"]),
+        ("a short page", |r| std::fs::write(blob(r, 2), "short").unwrap(), LengthMismatch, &["$.pages[1].k", "has 5 bytes, 128 expected"]),
+        (
+            "a checkpoint without a payload",
+            |r| {
+                write_checkpoint(r);
+                std::fs::remove_file(blob_path(r, &Digest::sha256(&page(7_005_000, 5000)))).unwrap();
+            },
+            MissingBlobs,
+            &["checkpoint.json", "$.tensors[1].payload_hash"],
+        ),
+        (
+            "a page that is a link out",
+            |r| {
+                let outside = r.parent().unwrap().join(format!("{}-out", r.file_name().unwrap().display()));
+                std::fs::rename(blob(r, 2), &outside).unwrap();
+                symlink(&outside, blob(r, 2)).unwrap();
+            },
+            InvalidRequest,
+            &["leaves the directory"],
+        ),
+        (
+            "a folder of blobs that is a link out",
+            |r| {
+                let outside = tempfile::tempdir().unwrap().keep();
+                std::fs::rename(r.join("blobs"), outside.join("blobs")).unwrap();
+                symlink(outside.join("blobs"), r.join("blobs")).unwrap();
+            },
+            InvalidRequest,
+            &["leaves the directory"],
+        ),
+        (
+            "a page that is a folder",
+            |r| {
+                std::fs::remove_file(blob(r, 2)).unwrap();
+                std::fs::create_dir(blob(r, 2)).unwrap();
+            },
+            InvalidRequest,
+            &["is a directory"],
+        ),
+    ];
+    for case in cases {
+        refuses(&registry.remote(), case).await;
+        assert!(registry.packs().is_empty(), "{}: something was sent", case.0);
+    }
 }
 
 #[tokio::test]

@@ -13,7 +13,7 @@ use axum::extract::FromRequestParts;
 use axum::handler::Handler;
 use axum::http::request::Parts;
 use pfr_schema::{Action, ErrorCode, RepositoryName};
-use pfr_store::{LivePush, PushId};
+use pfr_store::{Error, LivePush, PushId};
 use std::marker::PhantomData;
 use std::sync::Arc;
 
@@ -179,6 +179,8 @@ impl Scope for Catalogue {
 /// Proof that the caller may push to a repository, and that the session in the request's path is
 /// one of this repository.
 pub(crate) struct Session {
+    /// The repository.
+    pub(crate) repository: RepositoryName,
     /// The domain that both are in.
     pub(crate) domain: Arc<Domain>,
     /// The session.
@@ -193,8 +195,11 @@ impl FromRequestParts<App> for Session {
     async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, ApiError> {
         let Access { to: repository, domain, caller, .. } = Access::<Push>::from_request_parts(parts, app).await?;
         let Path(push): Path<PushId> = Path::from_request_parts(parts, app).await?;
-        let push = domain.store.live_push(&repository, &push).await?;
-        Ok(Self { domain, push, caller })
+        let found = domain.store.live_push(&repository, &push).await;
+        if let Err(Error::PushUnknown(_)) = &found {
+            app.claims.end(&repository, &push);
+        }
+        Ok(Self { push: found?, repository, domain, caller })
     }
 }
 

@@ -35,14 +35,26 @@ use tracing::Instrument as _;
     request_body(content = inline(FrameStream), content_type = "application/vnd.pf.frames.v1", description = "Frames, see docs/formats.md"),
     responses((status = 200, description = "All of it is durable", body = api::FramesStored), failures::Uploading),
 )]
-pub(crate) async fn put(Session { domain, push, .. }: Session, request: Request) -> Answer<Json<api::FramesStored>> {
+pub(crate) async fn put(
+    Session { domain, push, .. }: Session,
+    State(app): State<App>,
+    request: Request,
+) -> Answer<Json<api::FramesStored>> {
     media_type::check(&request, FRAMES)?;
     let received = metrics::counter!(BYTES_RECEIVED);
     let (stream, stalls) = body::watched(request.into_body());
     let stream = stream.inspect_ok(move |bytes| received.increment(bytes.len() as u64));
+    let upload = app.claims.upload(&push);
+    let stream = upload.watch(stream);
     // In a task of its own: when a client goes away, this future is dropped, and the blobs that
     // came are kept all the same.
-    let ingest = async move { domain.store.ingest(&push, stream).await };
+    let ingest = async move {
+        let ingested = domain.store.ingest(&push, stream).await;
+        if ingested.is_err() {
+            upload.failed();
+        }
+        ingested
+    };
     let ingested = tokio::spawn(ingest.in_current_span()).await.map_err(|panic| ApiError::internal(format!("uploading: {panic}")))?;
     let ingested = ingested.map_err(|error| stalls.explain(error))?;
     metrics::counter!(FRAMES_RECEIVED).increment(ingested.frames);

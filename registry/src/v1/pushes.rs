@@ -4,6 +4,7 @@
 use super::{Answer, check_count, record_conflict};
 use crate::app::App;
 use crate::auth::{Access, Push, Session};
+use crate::claims::{self, Asking};
 use crate::failures;
 use crate::http::json::JsonBody;
 use crate::http::path::Path;
@@ -11,8 +12,9 @@ use crate::metrics::COMMITS;
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
-use pfr_schema::{RepositoryName, api};
+use pfr_schema::{Digest, Kind, RepositoryName, api};
 use pfr_store::PushId;
+use std::ops::Range;
 
 /// Opens a push session
 ///
@@ -24,7 +26,7 @@ use pfr_store::PushId;
     responses(
         (status = 201, description = "The session", body = api::Push, example = json!({
             "id": "01980f3e-0d0f-7b65-8f0e-3c1f2d0b7a11", "lease_seconds": 3600, "max_digests": 100000, "max_frames_bytes": 67108864,
-            "codecs": ["raw", "zstd", "bf16-bitmaps", "bf16-huffman", "f16-huffman", "fp8-huffman"]
+            "codecs": ["raw", "zstd", "bf16-bitmaps", "bf16-huffman", "f16-huffman", "fp8-huffman"], "claim_seconds": 30
         })),
         failures::Opening,
     ),
@@ -40,6 +42,7 @@ pub(crate) async fn open(
         max_digests: app.max_digests as u64,
         max_frames_bytes: app.max_frames_bytes,
         codecs: domain.store.options().codecs,
+        claim_seconds: claims::LONGEST.as_secs(),
     };
     Ok((StatusCode::CREATED, Json(push)))
 }
@@ -47,26 +50,51 @@ pub(crate) async fn open(
 /// Asks which blobs the registry lacks
 ///
 /// Answers with positions in the concatenated groups as `[start, count]`, ascending. A blob that is
-/// not listed is stored, complete with everything it lists, and leased to the session.
+/// not listed is stored, complete with everything it lists, and leased to the session. In groups
+/// with `claim`, `coming` has the missing blobs that other sessions are about to send: send what
+/// is left first, then ask about these again after `wait_ms`. A claim ends with its push, when its
+/// client does not send, and after `claim_seconds` of the session at the latest. Whatever is
+/// missing may be sent at any time.
 #[utoipa::path(
     post, path = "/v1/repositories/{repo}/pushes/{id}/missing", operation_id = "missing", tag = "push",
     params(("repo" = RepositoryName, Path, description = "Repository"), ("id" = String, Path, description = "Push session")),
     request_body(content = api::MissingRequest, example = json!({"groups": [
         {"kind": "tree", "digests": ["sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"]},
-        {"kind": "blob", "digests": ["sha256:2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae"]}
+        {"kind": "blob", "digests": ["sha256:2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae"], "claim": 1}
     ]})),
-    responses((status = 200, description = "What is missing", body = api::MissingResponse, example = json!({"missing": [[0, 2]]})), failures::Pushing),
+    responses(
+        (status = 200, description = "What is missing", body = api::MissingResponse, example = json!({
+            "missing": [[0, 2]], "coming": [[1, 1]], "wait_ms": 200
+        })),
+        failures::Pushing,
+    ),
 )]
 pub(crate) async fn missing(
-    Session { domain, push, caller }: Session,
+    Session { repository, domain, push, caller }: Session,
     State(app): State<App>,
     JsonBody { value: request, .. }: JsonBody<api::MissingRequest>,
 ) -> Answer<Json<api::MissingResponse>> {
     check_count(&app, request.groups.len())?;
     check_count(&app, request.groups.iter().map(|group| group.digests.len()).sum())?;
-    let wanted = request.groups.into_iter().flat_map(|group| group.digests.into_iter().map(move |digest| (digest, group.kind))).collect();
+    // The positions of groups that claim, and how many blobs each claims.
+    let mut claiming: Vec<(Range<usize>, u64)> = Vec::new();
+    let mut wanted: Vec<(Digest, Kind)> = Vec::new();
+    for group in request.groups {
+        let start = wanted.len();
+        wanted.extend(group.digests.into_iter().map(|digest| (digest, group.kind)));
+        claiming.extend(group.claim.map(|most| (start..wanted.len(), most)));
+    }
+    let asked = if claiming.is_empty() { Vec::new() } else { wanted.clone() };
     let positions = caller.missing(&domain, &push, wanted).await?;
-    Ok(Json(api::MissingResponse { missing: ranges(positions) }))
+    let asking = Asking { domain: &domain.name, repository: &repository, push: &push, caller: &caller };
+    let mut coming = Vec::new();
+    for (group, most) in claiming {
+        let bounds = [group.start, group.end].map(|bound| positions.partition_point(|position| *position < bound));
+        let missing = positions[bounds[0]..bounds[1]].iter().map(|position| (*position, asked[*position]));
+        coming.extend(app.claims.ask(&asking, missing, most));
+    }
+    let wait_ms = (!coming.is_empty()).then_some(claims::WAIT.as_millis() as u64);
+    Ok(Json(api::MissingResponse { missing: ranges(positions), coming: ranges(coming), wait_ms }))
 }
 
 /// Commits a snapshot
@@ -109,8 +137,9 @@ pub(crate) async fn commit(
     params(("repo" = RepositoryName, Path, description = "Repository"), ("id" = String, Path, description = "Push session")),
     responses((status = 204, description = "The session is over"), failures::Aborting),
 )]
-pub(crate) async fn abort(Session { domain, push, .. }: Session) -> Answer<StatusCode> {
+pub(crate) async fn abort(Session { repository, domain, push, .. }: Session, State(app): State<App>) -> Answer<StatusCode> {
     domain.store.abort(&push).await?;
+    app.claims.end(&repository, &push);
     Ok(StatusCode::NO_CONTENT)
 }
 

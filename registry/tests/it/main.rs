@@ -4,6 +4,7 @@
 
 mod access;
 mod audit;
+mod claims;
 mod codecs;
 mod commands;
 mod common;

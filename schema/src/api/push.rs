@@ -22,6 +22,10 @@ api! {
         #[serde(default)]
         #[cfg_attr(feature = "openapi", schema(value_type = Vec<String>))]
         pub codecs: Codecs,
+        /// Seconds after which a claim has ended at the latest. 0, or left out: the registry knows
+        /// no claims, and refuses questions with one.
+        #[serde(default)]
+        pub claim_seconds: u64,
     }
 
     /// Digests to be read as one kind.
@@ -32,6 +36,11 @@ api! {
         /// The digests; those of all groups together are at most `max_digests` of the session.
         #[cfg_attr(feature = "openapi", schema(max_items = 100_000))]
         pub digests: Vec<Digest>,
+        /// How many of these blobs the session sends next, if they are missing: it claims the first
+        /// so many that no other session sends. 0 claims none, and asks what others send. If it is
+        /// left out, neither.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub claim: Option<u64>,
     }
 
     /// Asks which of these blobs the registry lacks.
@@ -47,6 +56,13 @@ api! {
         /// Positions in the concatenated groups as `[start, count]`, ascending.
         #[cfg_attr(feature = "openapi", schema(value_type = Vec<super::openapi::Pair>))]
         pub missing: Vec<(u64, u64)>,
+        /// Of these, the ones that other sessions send, only of groups with `claim`.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        #[cfg_attr(feature = "openapi", schema(value_type = Vec<super::openapi::Pair>))]
+        pub coming: Vec<(u64, u64)>,
+        /// Milliseconds after which to ask about those again.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub wait_ms: Option<u64>,
     }
 
     /// What became of uploaded frames. Sent when they are durable.

@@ -2,7 +2,7 @@
 
 use crate::common::{assert_refused, digest};
 use pfr_schema::ErrorCode::InvalidDocument;
-use pfr_schema::api::{CommitRequest, ForkRequest, FramesRequest, GcRequest, MissingRequest};
+use pfr_schema::api::{CommitRequest, DigestGroup, ForkRequest, FramesRequest, GcRequest, MissingRequest, MissingResponse, Push};
 use pfr_schema::checkpoint::Checkpoint;
 use pfr_schema::flat::FlatManifest;
 use pfr_schema::snapshot::{Descriptor, Manifest, SnapshotConfig};
@@ -65,6 +65,20 @@ fn lists_and_pairs_are_arrays_as_before() {
     assert_eq!(response.missing, [(1, 2), (5, 1)]);
     let long: Result<Vec<u8>, _> = json::parse("answer", b"[1,2,3]", 3);
     assert!(matches!(long, Err(FormatError::TooLarge { found: 7, limit: 3, .. })));
+}
+
+#[test]
+fn claims_are_for_those_that_know_them_only() {
+    let old = r#"{"id":"x","lease_seconds":1,"max_digests":1,"max_frames_bytes":1}"#;
+    assert_eq!(serde_json::from_str::<Push>(old).unwrap().claim_seconds, 0);
+    let group = |claim| serde_json::to_string(&DigestGroup { kind: Kind::Blob, digests: vec![], claim }).unwrap();
+    assert_eq!(
+        (group(None).as_str(), group(Some(0)).as_str()),
+        (r#"{"kind":"blob","digests":[]}"#, r#"{"kind":"blob","digests":[],"claim":0}"#)
+    );
+    let answer = |coming, wait_ms| serde_json::to_string(&MissingResponse { missing: vec![(0, 2)], coming, wait_ms }).unwrap();
+    assert_eq!(answer(vec![], None), r#"{"missing":[[0,2]]}"#);
+    assert_eq!(answer(vec![(1, 1)], Some(200)), r#"{"missing":[[0,2]],"coming":[[1,1]],"wait_ms":200}"#);
 }
 
 #[test]

@@ -53,7 +53,7 @@ impl Client {
         if kind == 9 {
             // Nothing of this is seen of a tag.
             session = remote.open_push(&repository).await.ok()?.id;
-            let group = DigestGroup { kind: Kind::Manifest, digests: vec![snapshot] };
+            let group = DigestGroup { kind: Kind::Manifest, digests: vec![snapshot], claim: None };
             remote.missing(&repository, &session, &MissingRequest { groups: vec![group] }).await.ok()?;
         }
         let called = self.begun.elapsed();

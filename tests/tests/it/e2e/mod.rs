@@ -4,6 +4,7 @@
 mod concurrency;
 mod crash;
 mod dedup;
+mod herd;
 mod lock;
 mod machine;
 mod memory;

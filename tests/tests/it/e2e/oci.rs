@@ -14,6 +14,11 @@ struct Pusher {
 }
 
 impl Pusher {
+    fn of(registry: &Registry) -> Self {
+        drop(rustls::crypto::ring::default_provider().install_default());
+        Self { client: Client::new(), url: registry.url() }
+    }
+
     async fn send(&self, method: Method, path: &str, body: Vec<u8>) -> Response {
         self.client.request(method, format!("{}{path}", self.url)).body(body).send().await.unwrap()
     }
@@ -66,7 +71,7 @@ async fn collection_frees_what_no_image_holds_and_nothing_else() {
     let folder = tempfile::TempDir::new().unwrap();
     let options = ["--lease-seconds", "4", "--gc-interval-seconds", "0", "--gc-grace-seconds", "0"];
     let mut registry = Registry::over(&folder.path().join("data"), &options);
-    let pusher = Pusher { client: Client::new(), url: registry.url() };
+    let pusher = Pusher::of(&registry);
     let pf = Pf::new(&registry.url());
     let pages = SnapshotDir::write(&pf.path("pages"), Shape::TINY, &(0..50).collect::<Vec<_>>());
     pf.run(&["push", pages.arg(), "team/images:state"]).ok();
@@ -88,7 +93,7 @@ async fn collection_frees_what_no_image_holds_and_nothing_else() {
     pf.run(&["verify", "team/images:state"]).ok();
     // A restart finds the same.
     registry.restart();
-    let pusher = Pusher { client: Client::new(), url: registry.url() };
+    let pusher = Pusher::of(&registry);
     assert!(pusher.has(&shared).await && !pusher.has(&own).await);
     let found = pusher.send(Method::GET, &format!("{TEAM}/manifests/one"), Vec::new()).await;
     assert_eq!(found.status(), StatusCode::OK);

@@ -1,0 +1,254 @@
+//! The blobs of a push that are still to be sent, where other clients may be sending the same.
+//!
+//! Blobs are claimed just before they are sent, as many as one request carries, so that several
+//! clients share the work and one that hangs keeps little from the others. What others send is set
+//! aside, asked about again, and claimed here when they did not send it.
+
+use super::batch::Batch;
+use super::session::{Answer, Claim, Session};
+use crate::error::Result;
+use crate::plan::{FRAME_OVERHEAD, Item, cut};
+use pfr_schema::Kind;
+use std::collections::VecDeque;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// Blobs that a question is about, if it goes further than one request does.
+const WIDEST: usize = 32 << 10;
+/// Blobs in a question that only looks whether others have sent something.
+const PROBE: usize = 256;
+/// Least and longest time between two such questions.
+const SOONEST: Duration = Duration::from_millis(50);
+const LATEST: Duration = Duration::from_secs(1);
+/// Longest time after which a claim ends, as far as a registry is believed.
+const LONGEST: u64 = 60;
+
+/// How long a push waits for what others send.
+///
+/// Twice as long as a claim can last: so what a slow client did not send in its time is sent by one
+/// other, and not by all that wait. Then each sends it, whatever the registry says.
+pub(super) struct Patience {
+    longest: Duration,
+    /// Since when it waits in vain.
+    since: Option<Instant>,
+    pause: Duration,
+}
+
+impl Patience {
+    /// For a registry whose claims last so many seconds.
+    pub fn new(claim_seconds: u64) -> Self {
+        let longest = Duration::from_secs(2 * claim_seconds.min(LONGEST));
+        Self { longest, since: None, pause: Duration::ZERO }
+    }
+
+    /// Something was sent, here or elsewhere.
+    pub fn restore(&mut self) {
+        (self.since, self.pause) = (None, Duration::ZERO);
+    }
+
+    /// Whether it has waited for long enough; the wait begins with the first look.
+    pub fn is_over(&mut self) -> bool {
+        self.since.get_or_insert_with(Instant::now).elapsed() >= self.longest
+    }
+
+    /// Waits as long as the registry said; longer each time.
+    pub async fn wait(&mut self, told: Option<Duration>) {
+        let least = told.unwrap_or(SOONEST).clamp(SOONEST, LATEST);
+        self.pause = (2 * self.pause).clamp(least, LATEST);
+        tokio::time::sleep(self.pause).await;
+    }
+}
+
+/// How many plain blobs of these one request carries: one at least.
+pub(super) fn carried<'i>(items: impl IntoIterator<Item = &'i Item>, limit: u64) -> usize {
+    let mut bytes = 0_u64;
+    let fitting = items.into_iter().filter(|item| item.kind == Kind::Blob).take_while(|item| {
+        bytes = bytes.saturating_add(item.bytes().saturating_add(FRAME_OVERHEAD));
+        bytes <= limit
+    });
+    fitting.count().max(1)
+}
+
+/// The blobs that are still to be sent.
+pub(super) struct Queue<'a> {
+    session: &'a Session<'a>,
+    /// To be sent now.
+    ready: VecDeque<Batch>,
+    /// To be asked about.
+    left: VecDeque<Item>,
+    /// What others send.
+    coming: Vec<Item>,
+    patience: Patience,
+    /// When the registry said to ask again.
+    told: Option<Duration>,
+    /// How many requests' worth of blobs the next question is about.
+    widening: usize,
+    /// Whether another client has sent everything.
+    is_complete: bool,
+}
+
+impl<'a> Queue<'a> {
+    /// Of requests that nobody else is asked about.
+    pub fn of(session: &'a Session<'a>, batches: Vec<Batch>) -> Self {
+        Self { ready: batches.into(), ..Self::new(session, Vec::new(), &[]) }
+    }
+
+    /// Of the blobs of a plan, some of which are claimed already.
+    pub fn new(session: &'a Session<'a>, mut blobs: Vec<Item>, claimed: &[bool]) -> Self {
+        let mut ours = Vec::new();
+        let mut claimed = claimed.iter();
+        blobs.retain(|item| {
+            let is_ours = claimed.next().is_some_and(|is_ours| *is_ours);
+            if is_ours {
+                ours.push(*item);
+            }
+            !is_ours
+        });
+        // If none could be claimed, others send all of it.
+        let (left, coming) = if ours.is_empty() { (VecDeque::new(), blobs) } else { (blobs.into(), Vec::new()) };
+        let mut queue = Self {
+            session,
+            ready: VecDeque::new(),
+            left,
+            coming,
+            patience: Patience::new(session.claim_seconds()),
+            told: None,
+            widening: 1,
+            is_complete: false,
+        };
+        queue.make_ready(ours);
+        queue
+    }
+
+    /// Whether the registry has everything, because another client has sent it.
+    pub fn is_complete(&self) -> bool {
+        self.is_complete
+    }
+
+    /// The next request; none when all blobs are stored, or have been handed out.
+    pub async fn next(&mut self) -> Result<Option<Batch>> {
+        loop {
+            if let Some(batch) = self.ready.pop_front() {
+                return Ok(Some(batch));
+            }
+            if !self.left.is_empty() {
+                self.ask().await?;
+            } else if !self.coming.is_empty() {
+                self.wait().await?;
+            } else {
+                return Ok(None);
+            }
+        }
+    }
+
+    fn make_ready(&mut self, items: Vec<Item>) {
+        let requests = cut(items, Item::bytes, self.session.request_bytes());
+        self.ready.extend(requests.into_iter().map(|blobs| Batch { blobs: blobs.into(), ..Batch::default() }));
+    }
+
+    /// Asks about the next blobs, and claims what one request carries.
+    async fn ask(&mut self) -> Result<()> {
+        let most = carried(&self.left, self.session.request_bytes());
+        let window = most.saturating_mul(self.widening).min(WIDEST.max(most)).min(self.left.len());
+        let items: Vec<Item> = self.left.drain(..window).collect();
+        let asked = self.session.ask(&items, Claim::Blobs(most)).await?;
+        let (mut ours, mut unclaimed) = (Vec::new(), Vec::new());
+        for (at, item) in items.into_iter().enumerate() {
+            match asked.of(at) {
+                Answer::Stored => self.stored(&item),
+                Answer::Ours => ours.push(item),
+                Answer::Coming => self.coming.push(item),
+                Answer::Missing => unclaimed.push(item),
+            }
+        }
+        for item in unclaimed.into_iter().rev() {
+            self.left.push_front(item);
+        }
+        // Where others send most of it, further blobs are looked at, for some that nobody sends.
+        self.widening = if ours.len() * 2 < most { (2 * self.widening).min(WIDEST) } else { 1 };
+        self.told = asked.wait;
+        if !ours.is_empty() {
+            self.patience.restore();
+        }
+        self.make_ready(ours);
+        Ok(())
+    }
+
+    /// Waits until others have sent some of it, or do not send it any more.
+    async fn wait(&mut self) -> Result<()> {
+        while !self.patience.is_over() {
+            self.patience.wait(self.told).await;
+            // One of each few: what one client sends is stored at once.
+            let step = self.coming.len().div_ceil(PROBE);
+            let mut probe: Vec<Item> = self.coming.iter().step_by(step).copied().collect();
+            probe.push(self.session.manifest());
+            let asked = self.session.ask(&probe, Claim::Blobs(0)).await?;
+            self.told = asked.wait;
+            if asked.of(probe.len() - 1) == Answer::Stored {
+                // A stored manifest holds all that it lists.
+                for item in std::mem::take(&mut self.coming) {
+                    self.stored(&item);
+                }
+                self.is_complete = true;
+                return Ok(());
+            }
+            let mut coming = Vec::new();
+            for (at, items) in std::mem::take(&mut self.coming).chunks(step).enumerate() {
+                if asked.of(at) == Answer::Coming {
+                    coming.extend_from_slice(items);
+                } else {
+                    self.left.extend(items);
+                }
+            }
+            self.coming = coming;
+            if !self.left.is_empty() {
+                return Ok(());
+            }
+        }
+        tracing::debug!(blobs = self.coming.len(), "others did not send in time, sending it here");
+        let items = std::mem::take(&mut self.coming);
+        self.patience.restore();
+        self.make_ready(items);
+        Ok(())
+    }
+
+    fn stored(&mut self, item: &Item) {
+        self.session.stored_elsewhere(item.bytes());
+        self.patience.restore();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pfr_schema::Digest;
+
+    fn item(kind: Kind, size: u64) -> Item {
+        Item { digest: Digest::sha256(&size.to_le_bytes()), kind, size: Some(size), elements: None }
+    }
+
+    #[test]
+    fn a_question_claims_what_one_request_carries() {
+        let blobs = |sizes: &[u64]| sizes.iter().map(|size| item(Kind::Blob, *size)).collect::<Vec<_>>();
+        assert_eq!(carried(&blobs(&[100, 100, 100]), 2 * (100 + FRAME_OVERHEAD)), 2);
+        assert_eq!(carried(&blobs(&[1000, 1]), 100), 1, "a large blob goes alone");
+        assert_eq!(carried(&blobs(&[]), 100), 1);
+        assert_eq!(carried(&[item(Kind::Run, 1), item(Kind::Blob, 1), item(Kind::Tree, 1), item(Kind::Blob, 2)], 1000), 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_waits_longer_each_time_and_not_for_ever() {
+        let mut patience = Patience::new(1);
+        let mut pauses = Vec::new();
+        while !patience.is_over() {
+            let before = Instant::now();
+            patience.wait(Some(Duration::from_millis(200))).await;
+            pauses.push(before.elapsed().as_millis());
+        }
+        assert_eq!(pauses, [200, 400, 800, 1000]);
+        patience.restore();
+        patience.wait(Some(Duration::from_secs(3600))).await;
+        assert!(!patience.is_over(), "a registry cannot make it wait for an hour");
+        assert_eq!(Patience::new(u64::MAX).longest, Duration::from_secs(2 * LONGEST));
+    }
+}
