@@ -204,7 +204,8 @@ async fn reopen(config: Config) -> Agent {
 async fn a_push_is_known_after_a_restart_however_much_its_registry_says() {
     let problem = serde_json::to_vec(&Problem::new(ErrorCode::Unavailable, "x".repeat(200_000))).unwrap();
     let instead = move |_: &Seen| Fate::Instead(503, "application/problem+json", problem.clone());
-    let front = Front::start("http://127.0.0.1:1", instead);
+    let registry = Front::start("http://127.0.0.1:1", |_: &Seen| Fate::Refuse(ErrorCode::Unavailable));
+    let front = Front::start(&registry.url, instead);
     let (mut host, mut engine) = with_sequence(front.url.clone()).await;
     let (_, job) = snapshot(&host, "e", "team/agent:x").await;
     let said = tries(&host.agent, &job.id, 1).await.error.unwrap();

@@ -135,8 +135,8 @@ fn check_expected(tag: &Tag, expected: Option<TagState>, found: Option<Digest>) 
     }
 }
 
-/// Points tags at `target`; `before` are the targets of the locked tags. One that is immutable moves
-/// only if the change `overrides` that. Returns the records for the journal.
+/// Points tags at `target`; `before` are the targets of the locked tags. One that is immutable
+/// moves only if the change `overrides` that. Returns the records for the journal.
 pub(super) async fn put_tags_at<T: Tx>(
     tx: &mut T,
     (repository, name): (i64, &RepositoryName),

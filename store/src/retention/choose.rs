@@ -212,8 +212,8 @@ mod tests {
         assert_eq!(chosen(&all, &Criteria { keep_last: last(99), ..none }), [0_u64; 0]);
     }
 
-    /// Two branches of a chain: 9 ◀ 8 ◀ 5 ◀ 3 ◀ 1, and 8 ◀ 7 ◀ 2. Beside them 6, whose parent is not
-    /// here.
+    /// Two branches of a chain: 9 ◀ 8 ◀ 5 ◀ 3 ◀ 1, and 8 ◀ 7 ◀ 2. Beside them 6, whose parent is
+    /// not here.
     fn family() -> [SnapshotSummary; 8] {
         [
             snapshot(1, &["a"], &[3]),

@@ -112,8 +112,8 @@ fn criteria(args: &Prune) -> Criteria {
     }
 }
 
-/// Deletes a snapshot, unless its tags have changed since it was chosen, or one is immutable. Returns
-/// whether it did.
+/// Deletes a snapshot, unless its tags have changed since it was chosen, or one is immutable.
+/// Returns whether it did.
 async fn delete(site: &Site, repository: &RepositoryName, seen: &SnapshotSummary) -> Result<bool, Failure> {
     match site.delete_snapshot_tagged(repository, &seen.digest, &seen.tags).await {
         Ok(()) => Ok(true),
