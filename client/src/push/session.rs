@@ -132,11 +132,15 @@ impl<'a> Session<'a> {
         if self.progress.bytes_deduplicated() == 0 {
             self.progress.add_bytes_deduplicated(total_bytes.saturating_sub(plan.bytes()));
         }
-        plan.blobs = self.source.check(plan.blobs).await?;
-        self.progress.enter(Phase::Sending);
+        // A look at many files on a slow file system takes long, too.
+        let check_and_send = async {
+            plan.blobs = self.source.check(std::mem::take(&mut plan.blobs)).await?;
+            self.progress.enter(Phase::Sending);
+            self.send_plan(plan, claimed.into_inner(), sent).await
+        };
         tokio::select! {
             error = self.keep_leases() => Err(error),
-            done = self.send_plan(plan, claimed.into_inner(), sent) => done,
+            done = check_and_send => done,
         }
     }
 
