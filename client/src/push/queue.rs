@@ -153,9 +153,12 @@ impl<'a> Queue<'a> {
         let items: Vec<Item> = self.left.drain(..window).collect();
         let asked = self.session.ask(&items, Claim::Blobs(most)).await?;
         let (mut ours, mut unclaimed) = (Vec::new(), Vec::new());
+        // Without claims all that is missing is sent from here.
+        let knows_claims = self.session.claim_seconds() > 0;
         for (at, item) in items.into_iter().enumerate() {
             match asked.of(at) {
                 Answer::Stored => self.stored(&item),
+                Answer::Missing if !knows_claims => ours.push(item),
                 Answer::Ours => ours.push(item),
                 Answer::Coming => self.coming.push(item),
                 Answer::Missing => unclaimed.push(item),
