@@ -21,24 +21,30 @@ const PROBE: usize = 256;
 const SOONEST: Duration = Duration::from_millis(50);
 const LATEST: Duration = Duration::from_secs(1);
 /// Longest time after which a claim ends, as far as a registry is believed.
-const LONGEST: u64 = 60;
+const BELIEVED: u64 = 60;
+/// The total of all waits, as a multiple of the longest one without progress: a client that sends a
+/// blob now and then must not delay the others for ever.
+const WAITS: u32 = 5;
 
 /// How long a push waits for what others send.
 ///
 /// Twice as long as a claim can last: so what a slow client did not send in its time is sent by one
-/// other, and not by all that wait. Then each sends it, whatever the registry says.
+/// other, and not by all that wait. Then each sends it, whatever the registry says. Progress lets
+/// it wait anew, but in total no longer than [`WAITS`] times that.
 pub(super) struct Patience {
     longest: Duration,
     /// Since when it waits in vain.
     since: Option<Instant>,
     pause: Duration,
+    /// The sum of all pauses.
+    waited: Duration,
 }
 
 impl Patience {
     /// For a registry whose claims last so many seconds.
     pub fn new(claim_seconds: u64) -> Self {
-        let longest = Duration::from_secs(2 * claim_seconds.min(LONGEST));
-        Self { longest, since: None, pause: Duration::ZERO }
+        let longest = Duration::from_secs(2 * claim_seconds.min(BELIEVED));
+        Self { longest, since: None, pause: Duration::ZERO, waited: Duration::ZERO }
     }
 
     /// Something was sent, here or elsewhere.
@@ -48,7 +54,8 @@ impl Patience {
 
     /// Whether it has waited for long enough; the wait begins with the first look.
     pub fn is_over(&mut self) -> bool {
-        self.since.get_or_insert_with(Instant::now).elapsed() >= self.longest
+        let in_vain = self.since.get_or_insert_with(Instant::now).elapsed();
+        in_vain >= self.longest || self.waited >= WAITS * self.longest
     }
 
     /// Waits as long as the registry said; longer each time.
@@ -56,6 +63,7 @@ impl Patience {
         let least = told.unwrap_or(SOONEST).clamp(SOONEST, LATEST);
         self.pause = (2 * self.pause).clamp(least, LATEST);
         tokio::time::sleep(self.pause).await;
+        self.waited += self.pause;
     }
 }
 
@@ -252,6 +260,19 @@ mod tests {
         patience.restore();
         patience.wait(Some(Duration::from_secs(3600))).await;
         assert!(!patience.is_over(), "a registry cannot make it wait for an hour");
-        assert_eq!(Patience::new(u64::MAX).longest, Duration::from_secs(2 * LONGEST));
+        assert_eq!(Patience::new(u64::MAX).longest, Duration::from_secs(2 * BELIEVED));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_does_not_wait_for_ever_although_a_blob_is_stored_now_and_then() {
+        let (mut patience, start) = (Patience::new(1), Instant::now());
+        while !patience.is_over() {
+            patience.wait(None).await;
+            patience.restore();
+            assert!(start.elapsed() < Duration::from_secs(3600), "it waits for ever");
+        }
+        assert_eq!(start.elapsed().as_secs(), u64::from(WAITS) * 2);
+        patience.restore();
+        assert!(patience.is_over(), "it would wait again for each blob that is left");
     }
 }
