@@ -77,6 +77,14 @@ pub(super) fn carried<'i>(items: impl IntoIterator<Item = &'i Item>, limit: u64)
     fitting.count().max(1)
 }
 
+/// One of these, and another one each turn: what lies between the samples of one question may be
+/// stored, or be free, while the samples themselves are coming. Turns step by the golden ratio, so
+/// that few of them look at all parts of a long list.
+fn sampled<T>(few: &[T], turn: u32) -> &T {
+    let fraction = u64::from(turn.wrapping_mul(0x9e37_79b9));
+    &few[((fraction * few.len() as u64) >> 32) as usize]
+}
+
 /// The blobs that are still to be sent.
 pub(super) struct Queue<'a> {
     session: &'a Session<'a>,
@@ -89,6 +97,8 @@ pub(super) struct Queue<'a> {
     patience: Patience,
     /// When the registry said to ask again.
     told: Option<Duration>,
+    /// Questions so far that only looked.
+    turn: u32,
     /// How many requests' worth of blobs the next question is about.
     widening: usize,
     /// Whether another client has sent everything.
@@ -121,6 +131,7 @@ impl<'a> Queue<'a> {
             coming,
             patience: Patience::new(session.claim_seconds()),
             told: None,
+            turn: 0,
             widening: 1,
             is_complete: false,
         };
@@ -191,7 +202,8 @@ impl<'a> Queue<'a> {
             self.patience.wait(self.told).await;
             // One of each few: what one client sends is stored at once.
             let step = self.coming.len().div_ceil(PROBE);
-            let mut probe: Vec<Item> = self.coming.iter().step_by(step).copied().collect();
+            let mut probe: Vec<Item> = self.coming.chunks(step).map(|few| *sampled(few, self.turn)).collect();
+            self.turn = self.turn.wrapping_add(1);
             probe.push(self.session.manifest());
             let asked = self.session.ask(&probe, Claim::Blobs(0)).await?;
             self.told = asked.wait;
@@ -233,6 +245,7 @@ impl<'a> Queue<'a> {
 mod tests {
     use super::*;
     use pfr_schema::Digest;
+    use std::collections::HashSet;
 
     fn item(kind: Kind, size: u64) -> Item {
         Item { digest: Digest::sha256(&size.to_le_bytes()), kind, size: Some(size), elements: None }
@@ -245,6 +258,18 @@ mod tests {
         assert_eq!(carried(&blobs(&[1000, 1]), 100), 1, "a large blob goes alone");
         assert_eq!(carried(&blobs(&[]), 100), 1);
         assert_eq!(carried(&[item(Kind::Run, 1), item(Kind::Blob, 1), item(Kind::Tree, 1), item(Kind::Blob, 2)], 1000), 2);
+    }
+
+    #[test]
+    fn another_blob_is_looked_at_each_turn_until_all_were() {
+        for count in [1, 2, 3, 16, 100] {
+            let few: Vec<usize> = (0..count).collect();
+            let seen = |turns: usize| (0..turns as u32).map(|turn| *sampled(&few, turn)).collect::<HashSet<usize>>().len();
+            assert_eq!(seen(3 * count), count, "of {count}");
+            sampled(&few, u32::MAX);
+        }
+        let hundred: Vec<usize> = (0..100).collect();
+        assert_eq!([0, 1, 2, 3, 4].map(|turn| *sampled(&hundred, turn)), [0, 61, 23, 85, 47], "few turns look at all parts");
     }
 
     #[tokio::test(start_paused = true)]
