@@ -294,17 +294,20 @@ impl Config {
     /// agent's own, else the one that was stored by a login.
     ///
     /// # Errors
-    /// [`Error::Client`] if it is no base URL, if the stored tokens cannot be read, or if a token
-    /// would be sent where others can read it. [`Error::Io`], [`Error::Invalid`] for the file with
-    /// the token.
+    /// [`Error::Client`] if it is no base URL, or if a token would be sent where others can read it.
+    /// [`Error::Token`] if the file with the token, or with the stored tokens, cannot be read.
     pub fn remote(&self, registry: &str) -> Result<Remote> {
+        let token = self.token_for(registry).map_err(|error| Error::Token(Box::new(error)))?;
+        let (token_over_http, retry_for, extra_roots) = (self.token_over_http, Duration::ZERO, self.tls_ca.clone());
+        Ok(Remote::new(registry, RemoteOptions { token, token_over_http, extra_roots, retries: 2, retry_for, ..RemoteOptions::default() })?)
+    }
+
+    fn token_for(&self, registry: &str) -> Result<Option<Secret>> {
         let own = self.registry.as_deref().is_some_and(|own| same_server(own, registry));
-        let token = match (&self.token, &self.token_file) {
+        Ok(match (&self.token, &self.token_file) {
             (Some(token), _) if own => Some(token.clone()),
             (None, Some(file)) if own => Some(token_of(file)?),
             _ => self.stored_tokens.token_for(registry)?,
-        };
-        let (token_over_http, retry_for, extra_roots) = (self.token_over_http, Duration::ZERO, self.tls_ca.clone());
-        Ok(Remote::new(registry, RemoteOptions { token, token_over_http, extra_roots, retries: 2, retry_for, ..RemoteOptions::default() })?)
+        })
     }
 }

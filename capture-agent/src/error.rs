@@ -137,6 +137,9 @@ pub enum Error {
     /// The registry, or what it sent.
     #[error(transparent)]
     Client(#[from] pfr_client::Error),
+    /// The token for a registry cannot be read, or is empty. It may be renewed.
+    #[error(transparent)]
+    Token(Box<Error>),
     /// A file or socket.
     #[error("{what}: {source}")]
     Io { what: String, source: std::io::Error },
@@ -198,6 +201,7 @@ impl Error {
             Self::Format(error) => error.code(),
             Self::Store(error) => error.local_code(),
             Self::Client(error) => error.code(),
+            Self::Token(_) => ErrorCode::Unauthorized,
             Self::Timeout { .. } | Self::PauseEnded { .. } | Self::HoldEnded { .. } | Self::Unsettled { .. } => ErrorCode::Timeout,
             Self::PushRefused { code, .. } | Self::Mismatch { code, .. } | Self::Missing { code, .. } => *code,
             Self::Ended => ErrorCode::Unavailable,

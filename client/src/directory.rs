@@ -96,7 +96,8 @@ impl Directory {
     /// Looks at the files of these blobs, if none was looked at before. Blocks.
     ///
     /// # Errors
-    /// Those of [`Self::open`] that are about the file of a blob.
+    /// Those of [`Self::open`] that are about the file of a blob; [`Error::Refused`] if the
+    /// directory is not the one that was read.
     pub(crate) fn check(&self, blobs: &[Item]) -> Result<()> {
         if self.look == Look::All {
             return Ok(());
@@ -109,8 +110,11 @@ impl Directory {
                 Err(_) => false,
             };
             if !is_well {
-                // Read again, to say which document lists it.
+                // Read again, to say which document lists it. If none does any more, this is
+                // another snapshot now.
                 Self::read(self.root.path(), &self.limits, Look::Only(item.digest))?;
+                let reason = "it changed while it was being pushed: push again".into();
+                return Err(Error::Refused { path: self.root.path().join(relative), reason });
             }
         }
         Ok(())

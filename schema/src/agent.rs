@@ -90,7 +90,7 @@ pub enum Push {
     /// It is pushed in the background; the push survives restarts of the agent.
     #[default]
     Background,
-    /// The request is answered when the push has ended.
+    /// The request is answered when the push has ended, or waits for another token.
     Wait,
     /// It is not pushed.
     Never,

@@ -1,7 +1,7 @@
 //! Pushes in the background: a queue on disk that continues after a restart.
 //!
-//! Each job is one file. If the registry does not answer, a job is retried for ever with growing
-//! waits. If the registry refuses, the job fails.
+//! Each job is one file. If the registry does not answer, takes no token or has no room, a job is
+//! retried for ever with growing waits. If the registry refuses otherwise, the job fails.
 
 mod files;
 mod work;
@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use files::Files;
 use parking_lot::Mutex;
 use pfr_schema::agent::{PushJob, PushState};
-use pfr_schema::{Digest, Reference};
+use pfr_schema::{Digest, ErrorCode, Reference};
 use pfr_store::Store;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -92,7 +92,7 @@ impl Pushes {
     ///
     /// # Errors
     /// [`crate::Error::Invalid`] for a reference that names no registry or a snapshot by digest;
-    /// [`crate::Error::Io`].
+    /// [`crate::Error::Token`]; [`crate::Error::Io`].
     pub(crate) async fn promise(&self, snapshot: Digest, reference: &str) -> Result<PushJob> {
         let target = Target::parse(reference)?;
         self.0.config.remote(&target.registry)?;
@@ -145,10 +145,21 @@ impl Pushes {
 
     /// Waits until a push is done or has failed for good.
     pub async fn wait(&self, id: &str) -> Option<PushJob> {
+        self.wait_until(id, is_finished).await
+    }
+
+    /// The same, but does not wait for another token: a user has to provide it, and learns of it
+    /// from the job.
+    pub async fn wait_unless_unauthorized(&self, id: &str) -> Option<PushJob> {
+        let lacks_token = |job: &PushJob| job.state == PushState::Waiting && job.code == Some(ErrorCode::Unauthorized);
+        self.wait_until(id, |job| is_finished(job) || lacks_token(job)).await
+    }
+
+    async fn wait_until(&self, id: &str, is_over: impl Fn(&PushJob) -> bool) -> Option<PushJob> {
         let mut changed = self.0.changed.subscribe();
         loop {
             let job = self.0.jobs.lock().get(id).cloned()?;
-            if is_finished(&job) || changed.changed().await.is_err() {
+            if is_over(&job) || changed.changed().await.is_err() {
                 return Some(job);
             }
         }

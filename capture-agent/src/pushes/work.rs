@@ -197,8 +197,10 @@ fn count(outcome: &'static str, bytes: u64) {
 }
 
 /// Whether a later attempt can succeed: the registry did not answer, or its answer is retryable. A
-/// quota has room again when something was deleted; until then this host has the only copy.
+/// quota has room again when something was deleted, and a token is renewed in its file; until then
+/// this host has the only copy.
 fn retryable(error: &Error) -> bool {
     let client = matches!(error, Error::Client(error) if error.retryable());
-    client || error.code().retryable() || matches!(error.code(), ErrorCode::PushUnknown | ErrorCode::QuotaExceeded)
+    let may_change = [ErrorCode::PushUnknown, ErrorCode::QuotaExceeded, ErrorCode::Unauthorized];
+    client || error.code().retryable() || may_change.contains(&error.code())
 }

@@ -12,6 +12,8 @@ use pfr_store::Pin;
 use pfr_testkit::front::{Fate, Front, Seen};
 use std::net::SocketAddr;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// An address that no program listens on now, and that no other process asks for: on 127.0.0.1
@@ -236,6 +238,41 @@ async fn a_refusal_is_believed() {
         let code = host.agent.pushes().add(nothing, reference).await.unwrap_err().code();
         assert!(matches!(code, ErrorCode::InvalidRequest | ErrorCode::InvalidName), "{reference}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_push_whose_token_is_refused_or_cannot_be_read_waits_for_another_one() {
+    let (dir, tokens) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let url = crate::common::registry(dir.path()).await;
+    let is_renewed = Arc::new(AtomicBool::new(false));
+    let renewed = Arc::clone(&is_renewed);
+    let rule = move |_: &Seen| if renewed.load(Ordering::Relaxed) { Fate::Pass } else { Fate::Refuse(ErrorCode::Unauthorized) };
+    let front = Front::start(&url, rule);
+    let token = tokens.path().join("token");
+    std::fs::write(&token, "old").unwrap();
+    let host = host_with(|config| {
+        eager(config);
+        (config.registry, config.token_file) = (Some(front.url.clone()), Some(token.clone()));
+    })
+    .await;
+    let engine = Synthetic::start(&host.agent, Spec::flat("e"));
+    engine.add("s", &[1, 2, 3, 4, 5, 6]);
+    // A client that waits for the push is told at once: it may wait for a user.
+    let request = SnapshotRequest { reference: "team/agent:x".into(), push: Push::Wait, ..SnapshotRequest::default() };
+    let job = host.agent.snapshot("e", request).await.unwrap().push.unwrap();
+    assert_eq!((job.state, job.code, job.error.as_deref()), (PushState::Waiting, Some(ErrorCode::Unauthorized), Some("by rule")));
+    assert_ne!(tries(&host.agent, &job.id, job.attempts + 2).await.state, PushState::Failed);
+
+    std::fs::write(&token, " \n").unwrap();
+    let is_empty = |job: &PushJob| job.error.as_ref().is_some_and(|error| error.contains("is empty"));
+    crate::common::until("the file was read", || host.agent.pushes().list().iter().any(is_empty)).await;
+    let attempts = host.agent.pushes().list()[0].attempts;
+    assert_ne!(tries(&host.agent, &job.id, attempts + 2).await.state, PushState::Failed);
+
+    std::fs::write(&token, "new").unwrap();
+    is_renewed.store(true, Ordering::Relaxed);
+    let done = host.agent.pushes().wait(&job.id).await.unwrap();
+    assert_eq!((done.state, done.digest, done.error), (PushState::Done, job.digest, None));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -82,6 +82,24 @@ async fn a_file_that_changes_after_it_was_checked_is_an_error_that_names_it() {
     }
 }
 
+#[test]
+fn a_directory_that_became_another_snapshot_is_an_error_at_its_first_file() {
+    let (dir, path, item) = one_page(400);
+    let directory = Directory::open_documents(dir.path(), &Limits::default()).unwrap();
+    directory.check(&[item]).unwrap();
+    let (other, _, _) = page_of(8, 400);
+    std::fs::remove_dir_all(dir.path().join("blobs")).unwrap();
+    let error = directory.check(&[item]).unwrap_err();
+    assert!(matches!(error, Error::MissingBlob { .. }), "{error}");
+    for name in [layout::PAGE_MANIFEST, "blobs"] {
+        drop(std::fs::remove_file(dir.path().join(name)));
+        std::fs::rename(other.path().join(name), dir.path().join(name)).unwrap();
+    }
+    let error = directory.check(&[item]).unwrap_err();
+    assert!(matches!(&error, Error::Refused { path: named, .. } if *named == path), "{error}");
+    assert!(error.to_string().ends_with("it changed while it was being pushed: push again"), "{error}");
+}
+
 #[tokio::test]
 async fn a_dropped_stream_ends_its_reader() {
     let (dir, _, item) = one_page(4 << 20);

@@ -21,24 +21,30 @@ const PROBE: usize = 256;
 const SOONEST: Duration = Duration::from_millis(50);
 const LATEST: Duration = Duration::from_secs(1);
 /// Longest time after which a claim ends, as far as a registry is believed.
-const LONGEST: u64 = 60;
+const BELIEVED: u64 = 60;
+/// The total of all waits, as a multiple of the longest one without progress: a client that sends a
+/// blob now and then must not delay the others for ever.
+const WAITS: u32 = 5;
 
 /// How long a push waits for what others send.
 ///
 /// Twice as long as a claim can last: so what a slow client did not send in its time is sent by one
-/// other, and not by all that wait. Then each sends it, whatever the registry says.
+/// other, and not by all that wait. Then each sends it, whatever the registry says. Progress lets
+/// it wait anew, but in total no longer than [`WAITS`] times that.
 pub(super) struct Patience {
     longest: Duration,
     /// Since when it waits in vain.
     since: Option<Instant>,
     pause: Duration,
+    /// The sum of all pauses.
+    waited: Duration,
 }
 
 impl Patience {
     /// For a registry whose claims last so many seconds.
     pub fn new(claim_seconds: u64) -> Self {
-        let longest = Duration::from_secs(2 * claim_seconds.min(LONGEST));
-        Self { longest, since: None, pause: Duration::ZERO }
+        let longest = Duration::from_secs(2 * claim_seconds.min(BELIEVED));
+        Self { longest, since: None, pause: Duration::ZERO, waited: Duration::ZERO }
     }
 
     /// Something was sent, here or elsewhere.
@@ -48,7 +54,8 @@ impl Patience {
 
     /// Whether it has waited for long enough; the wait begins with the first look.
     pub fn is_over(&mut self) -> bool {
-        self.since.get_or_insert_with(Instant::now).elapsed() >= self.longest
+        let in_vain = self.since.get_or_insert_with(Instant::now).elapsed();
+        in_vain >= self.longest || self.waited >= WAITS * self.longest
     }
 
     /// Waits as long as the registry said; longer each time.
@@ -56,6 +63,7 @@ impl Patience {
         let least = told.unwrap_or(SOONEST).clamp(SOONEST, LATEST);
         self.pause = (2 * self.pause).clamp(least, LATEST);
         tokio::time::sleep(self.pause).await;
+        self.waited += self.pause;
     }
 }
 
@@ -67,6 +75,14 @@ pub(super) fn carried<'i>(items: impl IntoIterator<Item = &'i Item>, limit: u64)
         bytes <= limit
     });
     fitting.count().max(1)
+}
+
+/// One of these, and another one each turn: what lies between the samples of one question may be
+/// stored, or be free, while the samples themselves are coming. Turns step by the golden ratio, so
+/// that few of them look at all parts of a long list.
+fn sampled<T>(few: &[T], turn: u32) -> &T {
+    let fraction = u64::from(turn.wrapping_mul(0x9e37_79b9));
+    &few[((fraction * few.len() as u64) >> 32) as usize]
 }
 
 /// The blobs that are still to be sent.
@@ -81,6 +97,8 @@ pub(super) struct Queue<'a> {
     patience: Patience,
     /// When the registry said to ask again.
     told: Option<Duration>,
+    /// Questions so far that only looked.
+    turn: u32,
     /// How many requests' worth of blobs the next question is about.
     widening: usize,
     /// Whether another client has sent everything.
@@ -113,6 +131,7 @@ impl<'a> Queue<'a> {
             coming,
             patience: Patience::new(session.claim_seconds()),
             told: None,
+            turn: 0,
             widening: 1,
             is_complete: false,
         };
@@ -153,9 +172,12 @@ impl<'a> Queue<'a> {
         let items: Vec<Item> = self.left.drain(..window).collect();
         let asked = self.session.ask(&items, Claim::Blobs(most)).await?;
         let (mut ours, mut unclaimed) = (Vec::new(), Vec::new());
+        // Without claims all that is missing is sent from here.
+        let knows_claims = self.session.claim_seconds() > 0;
         for (at, item) in items.into_iter().enumerate() {
             match asked.of(at) {
                 Answer::Stored => self.stored(&item),
+                Answer::Missing if !knows_claims => ours.push(item),
                 Answer::Ours => ours.push(item),
                 Answer::Coming => self.coming.push(item),
                 Answer::Missing => unclaimed.push(item),
@@ -180,7 +202,8 @@ impl<'a> Queue<'a> {
             self.patience.wait(self.told).await;
             // One of each few: what one client sends is stored at once.
             let step = self.coming.len().div_ceil(PROBE);
-            let mut probe: Vec<Item> = self.coming.iter().step_by(step).copied().collect();
+            let mut probe: Vec<Item> = self.coming.chunks(step).map(|few| *sampled(few, self.turn)).collect();
+            self.turn = self.turn.wrapping_add(1);
             probe.push(self.session.manifest());
             let asked = self.session.ask(&probe, Claim::Blobs(0)).await?;
             self.told = asked.wait;
@@ -222,6 +245,7 @@ impl<'a> Queue<'a> {
 mod tests {
     use super::*;
     use pfr_schema::Digest;
+    use std::collections::HashSet;
 
     fn item(kind: Kind, size: u64) -> Item {
         Item { digest: Digest::sha256(&size.to_le_bytes()), kind, size: Some(size), elements: None }
@@ -234,6 +258,18 @@ mod tests {
         assert_eq!(carried(&blobs(&[1000, 1]), 100), 1, "a large blob goes alone");
         assert_eq!(carried(&blobs(&[]), 100), 1);
         assert_eq!(carried(&[item(Kind::Run, 1), item(Kind::Blob, 1), item(Kind::Tree, 1), item(Kind::Blob, 2)], 1000), 2);
+    }
+
+    #[test]
+    fn another_blob_is_looked_at_each_turn_until_all_were() {
+        for count in [1, 2, 3, 16, 100] {
+            let few: Vec<usize> = (0..count).collect();
+            let seen = |turns: usize| (0..turns as u32).map(|turn| *sampled(&few, turn)).collect::<HashSet<usize>>().len();
+            assert_eq!(seen(3 * count), count, "of {count}");
+            sampled(&few, u32::MAX);
+        }
+        let hundred: Vec<usize> = (0..100).collect();
+        assert_eq!([0, 1, 2, 3, 4].map(|turn| *sampled(&hundred, turn)), [0, 61, 23, 85, 47], "few turns look at all parts");
     }
 
     #[tokio::test(start_paused = true)]
@@ -249,6 +285,19 @@ mod tests {
         patience.restore();
         patience.wait(Some(Duration::from_secs(3600))).await;
         assert!(!patience.is_over(), "a registry cannot make it wait for an hour");
-        assert_eq!(Patience::new(u64::MAX).longest, Duration::from_secs(2 * LONGEST));
+        assert_eq!(Patience::new(u64::MAX).longest, Duration::from_secs(2 * BELIEVED));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_does_not_wait_for_ever_although_a_blob_is_stored_now_and_then() {
+        let (mut patience, start) = (Patience::new(1), Instant::now());
+        while !patience.is_over() {
+            patience.wait(None).await;
+            patience.restore();
+            assert!(start.elapsed() < Duration::from_secs(3600), "it waits for ever");
+        }
+        assert_eq!(start.elapsed().as_secs(), u64::from(WAITS) * 2);
+        patience.restore();
+        assert!(patience.is_over(), "it would wait again for each blob that is left");
     }
 }

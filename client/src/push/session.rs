@@ -20,6 +20,7 @@ use pfr_schema::tree::Document;
 use pfr_schema::{ErrorCode, Kind};
 use pfr_store::document_frame;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// How often a push asks which blobs the registry lacks before it fails.
@@ -92,6 +93,8 @@ pub(super) struct Session<'a> {
     target: &'a PushTarget,
     progress: &'a Progress,
     push: api::Push,
+    /// Set when a replica of an older version has refused a claim: another one opened the session.
+    claims_refused: AtomicBool,
     encoding: Encoding,
 }
 
@@ -99,7 +102,7 @@ impl<'a> Session<'a> {
     pub async fn open(source: &'a OpenedSource, remote: &'a Remote, target: &'a PushTarget, progress: &'a Progress) -> Result<Self> {
         let push = remote.open_push(&target.repository).await?;
         let encoding = Encoding::new(target.compression, push.codecs);
-        Ok(Self { source, remote, target, progress, push, encoding })
+        Ok(Self { source, remote, target, progress, push, claims_refused: AtomicBool::new(false), encoding })
     }
 
     /// Uploads what the registry lacks, then commits.
@@ -132,11 +135,15 @@ impl<'a> Session<'a> {
         if self.progress.bytes_deduplicated() == 0 {
             self.progress.add_bytes_deduplicated(total_bytes.saturating_sub(plan.bytes()));
         }
-        plan.blobs = self.source.check(plan.blobs).await?;
-        self.progress.enter(Phase::Sending);
+        // A look at many files on a slow file system takes long, too.
+        let check_and_send = async {
+            plan.blobs = self.source.check(std::mem::take(&mut plan.blobs)).await?;
+            self.progress.enter(Phase::Sending);
+            self.send_plan(plan, claimed.into_inner(), sent).await
+        };
         tokio::select! {
             error = self.keep_leases() => Err(error),
-            done = self.send_plan(plan, claimed.into_inner(), sent) => done,
+            done = check_and_send => done,
         }
     }
 
@@ -231,9 +238,10 @@ impl<'a> Session<'a> {
         self.push.max_frames_bytes
     }
 
-    /// Seconds after which a claim ends at the latest; 0 if the registry knows none.
+    /// Seconds after which a claim ends at the latest; 0 if the registry, or a replica of it, knows
+    /// none.
     pub fn claim_seconds(&self) -> u64 {
-        self.push.claim_seconds
+        if self.claims_refused.load(Ordering::Relaxed) { 0 } else { self.push.claim_seconds }
     }
 
     /// Counts raw bytes that another client has sent meanwhile.
@@ -325,10 +333,22 @@ impl PlanDestination for Lacking<'_> {
 }
 
 impl Session<'_> {
-    /// Asks which of these blobs and nodes the registry lacks.
+    /// Asks which of these blobs and nodes the registry lacks. From the first claim that a replica
+    /// does not know, nothing is claimed any more.
     pub async fn ask(&self, items: &[Item], claim: Claim) -> Result<Asked> {
-        let most = usize::try_from(self.push.max_digests).unwrap_or(usize::MAX).max(1);
         let claim = if self.claim_seconds() == 0 { Claim::Nothing } else { claim };
+        match self.ask_with(items, claim).await {
+            Err(Error::Registry { problem }) if problem.code == ErrorCode::InvalidRequest && claim != Claim::Nothing => {
+                tracing::debug!(refusal = problem.detail, "claim refused, asking without claims");
+                self.claims_refused.store(true, Ordering::Relaxed);
+                self.ask_with(items, Claim::Nothing).await
+            }
+            answer => answer,
+        }
+    }
+
+    async fn ask_with(&self, items: &[Item], claim: Claim) -> Result<Asked> {
+        let most = usize::try_from(self.push.max_digests).unwrap_or(usize::MAX).max(1);
         let mut all = Asked::default();
         for (part, items) in items.chunks(most).enumerate() {
             // How many blobs of a kind may still be claimed.

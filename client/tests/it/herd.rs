@@ -5,7 +5,7 @@ use crate::common::sample::{LARGE, directory};
 use crate::common::{Registry, push_dir, remote, repository};
 use pfr_client::Remote;
 use pfr_schema::api::{DigestGroup, MissingRequest};
-use pfr_schema::{Digest, Kind};
+use pfr_schema::{Digest, ErrorCode, Kind};
 use pfr_testkit::front::{Fate, Front, Seen};
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
@@ -123,9 +123,34 @@ async fn a_registry_that_knows_no_claims_is_asked_for_none() {
     let first = seen.iter().position(is_upload).unwrap();
     assert!(!seen[first..].iter().any(is_question), "what is missing is sent without another question");
     for question in seen.iter().filter(|seen| is_question(seen)) {
-        let body: Value = serde_json::from_slice(&question.body).unwrap();
-        assert!(body["groups"].as_array().unwrap().iter().all(|group| group.get("claim").is_none()), "{body}");
+        assert!(!has_claim(question), "{}", String::from_utf8_lossy(&question.body));
     }
+}
+
+#[tokio::test]
+async fn a_replica_that_refuses_claims_is_asked_without_them_from_then_on() {
+    let source = directory(LARGE, &(0..20).collect::<Vec<_>>());
+    // Another session sends some of it, so that the push asks again while it sends.
+    for passed in 0..5 {
+        let registry = Registry::start_with(|config| config.max_frames_bytes = 100_000).await;
+        claim(&registry.remote(), pages(0..5)).await;
+        let mut claims = 0;
+        // A replica of the new version opens the session and answers some questions.
+        let front = Front::start(&registry.url, move |seen| {
+            let is_claim = is_question(seen) && has_claim(seen);
+            claims += usize::from(is_claim);
+            if is_claim && claims > passed { Fate::Refuse(ErrorCode::InvalidRequest) } else { Fate::Pass }
+        });
+        let pushed = push_dir(&remote(&front.url), source.path(), "t").await.unwrap_or_else(|error| panic!("after {passed}: {error}"));
+        assert_eq!((pushed.blobs_sent, front.struck()), (pushed.blobs_total, 1), "after {passed}");
+        registry.store.verify(&pushed.digest, &mut |_| {}).await.unwrap();
+    }
+}
+
+/// Whether a question has claims, which an older registry refuses as an unknown field.
+fn has_claim(seen: &Seen) -> bool {
+    let body: Value = serde_json::from_slice(&seen.body).unwrap();
+    body["groups"].as_array().unwrap().iter().any(|group| group.get("claim").is_some())
 }
 
 fn is_upload(seen: &Seen) -> bool {

@@ -1,6 +1,6 @@
 //! Lost answers, refusals, cuts and lies: what a push or pull makes of them.
 
-use crate::common::sample::{LARGE, SMALL, directory, everything, page};
+use crate::common::sample::{LARGE, SMALL, directory, everything, page, write};
 use crate::common::{Registry, files, is_empty, memory, pull_dir, pull_store, push_dir, remote, repository, same_files, tag, target};
 use pfr_client::{Progress, Source, push};
 use pfr_schema::api::{ForkRequest, TagRequest, TagState};
@@ -52,6 +52,26 @@ async fn every_single_request_may_be_refused_for_a_while_or_lose_its_answer() {
 
 fn refused() -> Fate {
     Fate::Refuse(ErrorCode::Overloaded)
+}
+
+#[tokio::test]
+async fn a_directory_that_is_replaced_during_its_push_ends_the_push_before_anything_is_sent() {
+    let registry = Registry::start().await;
+    let source = directory(LARGE, &(0..50).collect::<Vec<_>>());
+    let (path, mut is_replaced) = (source.path().to_owned(), false);
+    let front = Front::start(&registry.url, move |seen| {
+        // The documents are read, and no file of a page was looked at.
+        if seen.path.ends_with("/missing") && !is_replaced {
+            is_replaced = true;
+            std::fs::remove_dir_all(path.join("blobs")).unwrap();
+            write(&path, "page_manifest.json", LARGE, &(100..150).collect::<Vec<_>>());
+        }
+        Fate::Pass
+    });
+    let error = push_dir(&remote(&front.url), source.path(), "t").await.unwrap_err();
+    assert_eq!(error.code(), ErrorCode::InvalidRequest);
+    assert!(error.to_string().ends_with("it changed while it was being pushed: push again"), "{error}");
+    assert!(!front.seen().iter().any(upload));
 }
 
 #[tokio::test]
