@@ -1,15 +1,15 @@
 //! Retention: deletes the snapshots that the policies of a domain say.
 //!
 //! ```text
-//! policies ─▶ for each repository: all snapshots ─▶ Criteria::choose ─▶ a transaction for each: same policies, same tags, no pin, in no image?
+//! policies ─▶ for each repository: all snapshots ─▶ Criteria::choose ─▶ a transaction for each: same policies, same tags, no pin, not listed?
 //!                                                                           ├▶ deleted, with its record in the audit log
 //!                                                                           └▶ kept: the next run looks again
 //! ```
 //!
-//! Nothing is written but these deletions, in an order that can be cut anywhere: a chosen snapshot
-//! goes only when those chosen before it are gone, where that matters ([`Criteria::is_ordered`]). So a
-//! kill leaves a shorter list to the next run, and processes that run at the same time find each
-//! other's snapshots gone.
+//! Nothing is written but these deletions, in an order that can be cut anywhere: where the order
+//! matters ([`Criteria::is_ordered`]), a chosen snapshot goes only when those chosen before it are
+//! gone. So a kill leaves a shorter list to the next run, and processes that run at the same time
+//! find each other's snapshots gone.
 
 mod choose;
 

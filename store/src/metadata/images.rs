@@ -121,7 +121,7 @@ async fn listed_in<T: Tx>(tx: &mut T, repository: i64) -> Outcome<Vec<Digest>> {
 }
 
 /// Whether an image of a repository lists a snapshot of it, whose object is locked.
-pub(super) async fn lists<T: Tx>(tx: &mut T, repository: i64, object: ObjectId, snapshot: &Digest) -> Outcome<bool> {
+pub(super) async fn is_listed<T: Tx>(tx: &mut T, repository: i64, object: ObjectId, snapshot: &Digest) -> Outcome<bool> {
     // Mostly nothing refers to it but repositories and tags: then no image need be read.
     let more = "SELECT o.refs > (SELECT COUNT(*) FROM manifests m WHERE m.object = o.id)
                   + (SELECT COUNT(*) FROM tags t JOIN manifests m ON m.id = t.manifest WHERE m.object = o.id)

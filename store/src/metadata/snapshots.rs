@@ -1,14 +1,13 @@
 //! Snapshots after their commit: used, pinned, evicted, deleted.
 
 use super::arguments::at_most;
-use super::images::lists;
 use super::lists::snapshot_rows;
 use super::names::{note, visible};
 use super::objects::{lock, release};
 use super::quota::Growth;
 use super::sql::{int, values};
 use super::tx::{Fail, Outcome, Tx};
-use super::{AuditEntry, Evictable, Expiring, Expiry, ObjectId, Pin, PinnedSnapshot, audit_log, quota, retention};
+use super::{AuditEntry, Evictable, Expiring, Expiry, ObjectId, Pin, PinnedSnapshot, audit_log, images, quota, retention};
 use crate::error::Error;
 use pfr_schema::api::snapshot_etag;
 use pfr_schema::journal::Record;
@@ -103,7 +102,7 @@ async fn delete_if<T: Tx>(tx: &mut T, repository: &RepositoryName, digest: &Dige
             retention::must_be_mutable(tx, repository, &tags.iter().collect::<Vec<_>>()).await?;
         }
     }
-    if condition.unlisted && lists(tx, id, object, digest).await? {
+    if condition.unlisted && images::is_listed(tx, id, object, digest).await? {
         return Ok(false);
     }
     remove(tx, manifest, object).await?;

@@ -35,11 +35,11 @@ impl Criteria {
     /// Chooses from all snapshots of a repository, given newest first, at a time in milliseconds
     /// since 1970. Those for which `stays` holds are not chosen.
     ///
-    /// They are to be deleted in this order, up to the first that cannot be if [`Self::is_ordered`]:
-    /// then the same criteria choose the rest of them later, wherever a run is cut off. With `below`
-    /// descendants come before their ancestors: no branch loses its root. With
-    /// [`KeepLast::OfLineage`] ancestors come before their descendants: none becomes a snapshot
-    /// without children, from which the last ones would be counted anew.
+    /// They are to be deleted in this order and, if [`Self::is_ordered`], only up to the first that
+    /// cannot be. Then the same criteria choose the rest of them later, wherever a run is cut off.
+    /// With `below` descendants come before their ancestors: no branch loses its root. With
+    /// [`KeepLast::OfLineage`] ancestors come before their descendants: none is left without
+    /// children, as an end from which the last ones would be counted anew.
     pub fn choose<'a>(
         &self,
         snapshots: &'a [SnapshotSummary],
@@ -58,7 +58,7 @@ impl Criteria {
         let chosen = superfluous.into_iter().filter(|at| self.is_old(&snapshots[*at], now) && !stays(&snapshots[*at]));
         let chosen = match self.keep_last {
             _ if below.is_some() => lineage.branches(chosen.collect()),
-            Some(KeepLast::OfLineage(_)) => lineage.ancestors_first(&chosen.collect()),
+            Some(KeepLast::OfLineage(_)) => lineage.ancestors_first(&chosen.collect::<HashSet<usize>>()),
             _ => chosen.collect(),
         };
         chosen.into_iter().map(|at| &snapshots[at]).collect()
