@@ -1,13 +1,15 @@
 //! Retention: deletes the snapshots that the policies of a domain say.
 //!
 //! ```text
-//! policies ─▶ for each repository: all snapshots ─▶ Criteria::choose ─▶ a transaction for each: same policies, same tags, no pin?
+//! policies ─▶ for each repository: all snapshots ─▶ Criteria::choose ─▶ a transaction for each: same policies, same tags, no pin, not listed?
 //!                                                                           ├▶ deleted, with its record in the audit log
 //!                                                                           └▶ kept: the next run looks again
 //! ```
 //!
-//! Nothing is written but these deletions. So a kill leaves a shorter list to the next run, and
-//! processes that run at the same time find each other's snapshots gone.
+//! Nothing is written but these deletions, in an order that can be cut anywhere: where the order
+//! matters ([`Criteria::is_ordered`]), a chosen snapshot goes only when those chosen before it are
+//! gone. So a kill leaves a shorter list to the next run, and processes that run at the same time
+//! find each other's snapshots gone.
 
 mod choose;
 
@@ -80,8 +82,10 @@ impl Store {
     async fn retain_in(&self, repository: &RepositoryName, plan: &Plan<'_>, report: &mut RetentionReport) -> Result<()> {
         let snapshots = self.every_snapshot(repository).await?;
         let pinned = plan.pinned.get(repository);
+        let listed: HashSet<Digest> = self.metadata.listed_snapshots(repository.clone()).await?.into_iter().collect();
         let stays = |snapshot: &SnapshotSummary| {
             pinned.is_some_and(|pinned| pinned.contains(&snapshot.digest))
+                || listed.contains(&snapshot.digest)
                 || snapshot.tags.iter().any(|tag| plan.policies.keeps(repository, tag))
         };
         let mut gone: HashSet<Digest> = HashSet::new();
@@ -110,8 +114,10 @@ impl Store {
                     Expiry::Gone => {}
                     Expiry::Kept => {
                         report.complete = false;
-                        // Those that come next may be above it: they must not go before it.
-                        if criteria.below.is_some() {
+                        // With `below`, those that come next may be its ancestors: without them
+                        // it would not be below the root any more. By lineage they may be its
+                        // descendants: without them it would be an end, and be kept as one.
+                        if criteria.is_ordered() {
                             break;
                         }
                         continue;

@@ -15,6 +15,7 @@ use super::{ManifestName, ManifestRow, NewImage, ObjectId, Page, PushId, TagMove
 use crate::error::Error;
 use pfr_schema::journal::Record;
 use pfr_schema::{Digest, Kind, RepositoryName, Tag};
+use std::collections::BTreeSet;
 
 pub(super) async fn put<T: Tx>(tx: &mut T, push: &PushId, image: &NewImage) -> Outcome<bool> {
     let LivePush { repository, name, now, .. } = live_push(tx, push).await?;
@@ -86,6 +87,47 @@ pub(super) async fn manifest<T: Tx>(tx: &mut T, repository: &RepositoryName, nam
         }
     };
     Ok(row.map(|(id, digest, size)| ManifestRow { id, digest, size }))
+}
+
+/// Images read at a time.
+const IMAGES: usize = 1000;
+
+/// Snapshots of a repository that its images list: its indexes mostly.
+pub(super) async fn listed_snapshots<T: Tx>(tx: &mut T, repository: &RepositoryName) -> Outcome<Vec<Digest>> {
+    let id: Option<i64> = tx.first("SELECT id FROM repositories WHERE name = $1", values![repository]).await?;
+    match id {
+        Some(id) => listed_in(tx, id).await,
+        None => Ok(Vec::new()),
+    }
+}
+
+async fn listed_in<T: Tx>(tx: &mut T, repository: i64) -> Outcome<Vec<Digest>> {
+    let (mut found, mut after) = (Vec::new(), 0_i64);
+    loop {
+        let find = "SELECT m.id, c.children FROM manifests m JOIN containers c ON c.object = m.object
+                    WHERE m.repository = $1 AND m.id > $2 AND m.is_image ORDER BY m.id LIMIT $3";
+        let rows: Vec<(i64, Vec<u8>)> = tx.query(find, values![repository, after, at_most(IMAGES)]).await?;
+        let Some((last, _)) = rows.last() else { return Ok(found) };
+        after = *last;
+        let mut listed: BTreeSet<ObjectId> = BTreeSet::new();
+        for (_, packed) in &rows {
+            listed.extend(children::unpack(packed)?);
+        }
+        let find = "SELECT o.digest FROM objects o JOIN manifests m ON m.object = o.id
+                    WHERE o.id = ANY($1) AND m.repository = $2 AND NOT m.is_image";
+        let listed: Vec<ObjectId> = listed.into_iter().collect();
+        found.extend(tx.query::<Digest>(find, values![&listed, repository]).await?);
+    }
+}
+
+/// Whether an image of a repository lists a snapshot of it, whose object is locked.
+pub(super) async fn is_listed<T: Tx>(tx: &mut T, repository: i64, object: ObjectId, snapshot: &Digest) -> Outcome<bool> {
+    // Mostly nothing refers to it but repositories and tags: then no image need be read.
+    let more = "SELECT o.refs > (SELECT COUNT(*) FROM manifests m WHERE m.object = o.id)
+                  + (SELECT COUNT(*) FROM tags t JOIN manifests m ON m.id = t.manifest WHERE m.object = o.id)
+                FROM objects o WHERE o.id = $1";
+    let more: bool = tx.one(more, values![object]).await?;
+    Ok(more && listed_in(tx, repository).await?.contains(snapshot))
 }
 
 /// All tags by name: those of images and those of snapshots.

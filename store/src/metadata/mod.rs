@@ -425,8 +425,10 @@ macro_rules! metadata_transactions {
             /// Sets the retention policies of this domain, all at once.
             set_retention(policies: RetentionPolicies, audit: Option<AuditEntry>) -> ()
                 = WRITE |tx| retention::set(tx, policies, audit.as_ref());
+            /// Snapshots of a repository that its images list; none if there is no such repository.
+            listed_snapshots(repository: RepositoryName) -> Vec<Digest> = SNAPSHOT |tx| images::listed_snapshots(tx, repository);
             /// Deletes a snapshot that a policy chose, with its tags, unless its tags or the
-            /// policies were changed since, or it was pinned.
+            /// policies were changed since, it was pinned, or an image of its repository lists it.
             expire_snapshot(expiring: Expiring, audit: Option<AuditEntry>) -> Expiry
                 = WRITE |tx| snapshots::expire(tx, expiring, audit.as_ref());
             /// Puts an image into the repository of a session, and points tags at it, in one

@@ -7,7 +7,7 @@ use super::objects::{lock, release};
 use super::quota::Growth;
 use super::sql::{int, values};
 use super::tx::{Fail, Outcome, Tx};
-use super::{AuditEntry, Evictable, Expiring, Expiry, ObjectId, Pin, PinnedSnapshot, audit_log, quota, retention};
+use super::{AuditEntry, Evictable, Expiring, Expiry, ObjectId, Pin, PinnedSnapshot, audit_log, images, quota, retention};
 use crate::error::Error;
 use pfr_schema::api::snapshot_etag;
 use pfr_schema::journal::Record;
@@ -45,7 +45,7 @@ pub(super) async fn expire<T: Tx>(tx: &mut T, expiring: &Expiring, audit: Option
     if !retention::is_current(tx, *version).await? {
         return Ok(Expiry::Kept);
     }
-    let condition = Condition { etag: Some(etag), unpinned: true, ..Condition::default() };
+    let condition = Condition { etag: Some(etag), unpinned: true, unlisted: true, ..Condition::default() };
     match delete_if(tx, repository, digest, condition).await {
         Ok(true) => {}
         Ok(false) | Err(Fail::Store(Error::TagsMoved { .. })) => return Ok(Expiry::Kept),
@@ -75,9 +75,11 @@ struct Condition<'a> {
     unpinned: bool,
     /// None of its tags is immutable.
     mutable: bool,
+    /// No image of its repository lists it.
+    unlisted: bool,
 }
 
-/// Deletes a snapshot. Returns false if it was used or pinned since.
+/// Deletes a snapshot. Returns false if it was used or pinned since, or is listed.
 async fn delete_if<T: Tx>(tx: &mut T, repository: &RepositoryName, digest: &Digest, condition: Condition<'_>) -> Outcome<bool> {
     let id = visible(tx, repository).await?;
     let (_, object) = manifest_row(tx, id, repository, digest).await?;
@@ -99,6 +101,9 @@ async fn delete_if<T: Tx>(tx: &mut T, repository: &RepositoryName, digest: &Dige
         if condition.mutable {
             retention::must_be_mutable(tx, repository, &tags.iter().collect::<Vec<_>>()).await?;
         }
+    }
+    if condition.unlisted && images::is_listed(tx, id, object, digest).await? {
+        return Ok(false);
     }
     remove(tx, manifest, object).await?;
     quota::add(tx, Growth { snapshots: -1, ..Growth::default() }).await?;

@@ -33,8 +33,13 @@ pub enum KeepLast {
 
 impl Criteria {
     /// Chooses from all snapshots of a repository, given newest first, at a time in milliseconds
-    /// since 1970. Those for which `stays` holds are not chosen. With `below` descendants come
-    /// before their ancestors, so that a run that is cut off leaves no branch without its root.
+    /// since 1970. Those for which `stays` holds are not chosen.
+    ///
+    /// They are to be deleted in this order and, if [`Self::is_ordered`], only up to the first that
+    /// cannot be. Then the same criteria choose the rest of them later, wherever a run is cut off.
+    /// With `below` descendants come before their ancestors: no branch loses its root. With
+    /// [`KeepLast::OfLineage`] ancestors come before their descendants: none is left without
+    /// children, as an end from which the last ones would be counted anew.
     pub fn choose<'a>(
         &self,
         snapshots: &'a [SnapshotSummary],
@@ -51,8 +56,18 @@ impl Criteria {
             Some(KeepLast::OfLineage(last)) => lineage.behind(last, &selected),
         };
         let chosen = superfluous.into_iter().filter(|at| self.is_old(&snapshots[*at], now) && !stays(&snapshots[*at]));
-        let chosen = if below.is_some() { lineage.branches(chosen.collect()) } else { chosen.collect() };
+        let chosen = match self.keep_last {
+            _ if below.is_some() => lineage.branches(chosen.collect()),
+            Some(KeepLast::OfLineage(_)) => lineage.ancestors_first(&chosen.collect::<HashSet<usize>>()),
+            _ => chosen.collect(),
+        };
         chosen.into_iter().map(|at| &snapshots[at]).collect()
+    }
+
+    /// Whether no chosen snapshot may be deleted while one that was chosen before it is there.
+    #[must_use]
+    pub fn is_ordered(&self) -> bool {
+        self.below.is_some() || matches!(self.keep_last, Some(KeepLast::OfLineage(_)))
     }
 
     /// Whether its tags are those that are meant.
@@ -133,6 +148,25 @@ impl<'a> Lineage<'a> {
         selected.iter().copied().filter(|at| between[*at] >= last).collect()
     }
 
+    /// The chosen ones, each after all its ancestors.
+    fn ancestors_first(&self, chosen: &HashSet<usize>) -> Vec<usize> {
+        let mut left: Vec<usize> = (0..self.snapshots.len()).map(|at| self.parents(at).count()).collect();
+        let mut ready: VecDeque<usize> = (0..left.len()).rev().filter(|at| left[*at] == 0).collect();
+        let mut order = Vec::with_capacity(chosen.len());
+        while let Some(at) = ready.pop_front() {
+            if chosen.contains(&at) {
+                order.push(at);
+            }
+            for child in self.children(&self.snapshots[at].digest) {
+                left[*child] -= 1;
+                if left[*child] == 0 {
+                    ready.push_back(*child);
+                }
+            }
+        }
+        order
+    }
+
     /// Those of the chosen below which everything is chosen, descendants first.
     fn branches(&self, chosen: Vec<usize>) -> Vec<usize> {
         let mut left: Vec<usize> = self.snapshots.iter().map(|snapshot| self.children(&snapshot.digest).len()).collect();
@@ -156,6 +190,8 @@ impl<'a> Lineage<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
+    use proptest::sample::Index;
 
     const HOUR: u64 = 3_600_000;
 
@@ -230,11 +266,11 @@ mod tests {
     #[test]
     fn the_last_of_each_lineage_are_counted_from_its_ends() {
         let of = |last, untagged| Criteria { keep_last: Some(KeepLast::OfLineage(last)), untagged, ..Criteria::default() };
-        assert_eq!(chosen(&family(), &of(1, false)), [3, 5, 7, 8, 9]);
-        assert_eq!(chosen(&family(), &of(2, false)), [5, 8, 9], "8 is third of its nearest end");
+        assert_eq!(chosen(&family(), &of(1, false)), [9, 8, 5, 7, 3], "ancestors first");
+        assert_eq!(chosen(&family(), &of(2, false)), [9, 8, 5], "8 is third of its nearest end");
         assert_eq!(chosen(&family(), &of(3, false)), [9]);
-        assert_eq!(chosen(&family(), &of(1, true)), [5, 8], "tagged ones do not count: 3 and 7 are the last ones");
-        assert_eq!(chosen(&family(), &of(0, true)), [3, 5, 7, 8]);
+        assert_eq!(chosen(&family(), &of(1, true)), [8, 5], "tagged ones do not count: 3 and 7 are the last ones");
+        assert_eq!(chosen(&family(), &of(0, true)), [8, 5, 7, 3]);
         // What is left after a run stays.
         let left: Vec<SnapshotSummary> = family().into_iter().filter(|s| ![5, 8, 9].contains(&(1000 - s.pushed_at / HOUR))).collect();
         assert_eq!(chosen(&left, &of(2, false)), [0_u64; 0]);
@@ -268,5 +304,57 @@ mod tests {
         let all = [snapshot(1, &[], &[]), snapshot(2, &["keep"], &[]), snapshot(3, &[], &[]), snapshot(4, &["keep"], &[])];
         let last = Criteria { keep_last: Some(KeepLast::OfRepository(2)), ..Criteria::default() };
         assert_eq!(chosen(&all, &last), [3]);
+    }
+
+    /// For each snapshot: its parents among those before it, its tag if it has one, and how many
+    /// hours ago it was pushed. A parent may have been pushed after its child.
+    fn graph() -> impl Strategy<Value = Vec<SnapshotSummary>> {
+        let tag = prop_oneof![3 => Just(None), 1 => Just(Some("a")), 1 => Just(Some("keep"))];
+        let one = (proptest::collection::vec(any::<Index>(), 0..3), tag, 0_u64..20);
+        proptest::collection::vec(one, 1..25).prop_map(|rows| {
+            let made = rows.into_iter().enumerate().map(|(at, (parents, tag, hours))| SnapshotSummary {
+                digest: digest(&at.to_string()),
+                parents: parents.iter().filter(|_| at > 0).map(|parent| digest(&parent.index(at).to_string())).collect(),
+                ..snapshot(hours, tag.as_slice(), &[])
+            });
+            let mut all: Vec<SnapshotSummary> = made.collect();
+            all.sort_by_key(|snapshot| std::cmp::Reverse(snapshot.pushed_at));
+            all
+        })
+    }
+
+    fn any_criteria() -> impl Strategy<Value = Criteria> {
+        let keep_last = prop_oneof![
+            1 => Just(None),
+            1 => (0_usize..5).prop_map(|last| Some(KeepLast::OfRepository(last))),
+            4 => (0_usize..5).prop_map(|last| Some(KeepLast::OfLineage(last))),
+        ];
+        (keep_last, any::<bool>(), any::<bool>(), proptest::option::of(0_u64..20)).prop_map(|(keep_last, untagged, below, hours)| {
+            let below = below && !matches!(keep_last, Some(KeepLast::OfLineage(_)));
+            Criteria {
+                untagged,
+                below: below.then(|| digest("0")),
+                keep_last,
+                older_than: hours.map(|hours| Duration::from_secs(hours * 3600)),
+                ..Criteria::default()
+            }
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn a_run_that_is_cut_off_anywhere_leaves_the_rest_to_the_next(all in graph(), criteria in any_criteria()) {
+            let stays = |snapshot: &SnapshotSummary| snapshot.tags.iter().any(|tag| tag.as_str() == "keep");
+            let choose = |of: &[SnapshotSummary]| -> Vec<Digest> {
+                criteria.choose(of, 1000 * HOUR, stays).into_iter().map(|snapshot| snapshot.digest).collect()
+            };
+            let whole = choose(&all);
+            for cut in 0..=whole.len() {
+                let (gone, rest) = whole.split_at(cut);
+                let left: Vec<SnapshotSummary> = all.iter().filter(|snapshot| !gone.contains(&snapshot.digest)).cloned().collect();
+                let again: HashSet<Digest> = choose(&left).into_iter().collect();
+                prop_assert_eq!(&again, &rest.iter().copied().collect::<HashSet<_>>(), "cut after {} of {:?}", cut, &whole);
+            }
+        }
     }
 }

@@ -5,7 +5,7 @@ use crate::common::rig::{Backend, Rig};
 use crate::common::watched::Watched;
 use crate::common::{Snapshot, pieces, push, repository, snapshot, tag};
 use pfr_schema::api::{RetentionPolicies, RetentionReport, SnapshotSummary, snapshot_etag};
-use pfr_schema::{Digest, ErrorCode, RepositoryName};
+use pfr_schema::{Digest, ErrorCode, RepositoryName, media_type};
 use pfr_store::{
     AuditEntry, AuditFilter, AuditRecord, Budget, Expiring, Expiry, Metadata, NameChange, Options, Pin, QuotaLimits, Store, TagMove,
 };
@@ -18,6 +18,8 @@ on_backends!([sqlite = SqliteDisk, postgres = PostgresDisk]:
     a_run_that_is_cut_is_continued_and_the_journal_has_what_it_deleted,
     runs_of_two_processes_at_once_delete_each_snapshot_once,
     an_immutable_tag_is_moved_and_deleted_by_administrators_only,
+    a_lineage_loses_its_oldest_first_so_that_a_cut_makes_no_new_end,
+    a_snapshot_that_an_index_lists_stays,
 );
 
 fn policies(policies: Value) -> RetentionPolicies {
@@ -253,4 +255,52 @@ async fn an_immutable_tag_is_moved_and_deleted_by_administrators_only(backend: B
         admin.change_names(&repository(), change, None).await.unwrap();
     }
     assert_eq!(left(&rig.store, &repository()).await, [second]);
+}
+
+async fn a_lineage_loses_its_oldest_first_so_that_a_cut_makes_no_new_end(backend: Backend) {
+    let rig = Rig::still(backend, Options::default()).await;
+    let made = chain(&rig, 12).await;
+    set(&*rig.metadata, json!([{"name": "turns", "repositories": "*", "keep_last": 3, "keep_last_of": "lineage"}])).await;
+    let dry = run(&rig.store, true).await.unwrap();
+    let said: Vec<Digest> = dry.deleted.iter().map(|deleted| deleted.digest).collect();
+    assert_eq!(said, made[..9]);
+    // As a run that is killed after five.
+    let version = rig.metadata.retention().await.unwrap().version;
+    for digest in &said[..5] {
+        let SnapshotSummary { digest, tags, .. } = rig.store.snapshot(&repository(), digest).await.unwrap().into();
+        let expiring = Expiring { repository: repository(), digest, etag: snapshot_etag(&digest, &tags), version };
+        assert_eq!(rig.metadata.expire_snapshot(expiring, None).await.unwrap(), Expiry::Deleted);
+    }
+    let rest = run(&rig.store, false).await.unwrap();
+    assert_eq!((rest.snapshots, rest.complete), (4, true));
+    assert_eq!(left(&rig.store, &repository()).await, [made[11], made[10], made[9]]);
+}
+
+async fn a_snapshot_that_an_index_lists_stays(backend: Backend) {
+    let rig = Rig::still(backend, Options::default()).await;
+    let (listed, other_one) = (snapshot(&[1], vec![]), snapshot(&[2], vec![]));
+    for (pushed, name) in [(&listed, "a"), (&other_one, "b")] {
+        push(&rig.store, pushed, name).await.unwrap();
+        push_to(&rig.store, &other(), pushed, name).await;
+    }
+    let bytes = &listed.manifest.bytes;
+    let row = json!({"mediaType": media_type::OCI_MANIFEST, "digest": listed.manifest.digest, "size": bytes.len()});
+    let index = serde_json::to_vec(&json!({"schemaVersion": 2, "manifests": [row]})).unwrap();
+    let index = rig.store.put_image(&repository(), index, None, vec![tag("all")]).await.unwrap();
+    set(&*rig.metadata, json!([{"name": "age", "repositories": "*", "max_age_seconds": 1}])).await;
+    rig.seconds(100);
+    // Also where it was chosen before the index came.
+    let version = rig.metadata.retention().await.unwrap().version;
+    let digest = listed.manifest.digest;
+    let chosen = Expiring { repository: repository(), digest, etag: snapshot_etag(&digest, &[tag("a")]), version };
+    assert_eq!(rig.metadata.expire_snapshot(chosen, None).await.unwrap(), Expiry::Kept);
+    let dry = run(&rig.store, true).await.unwrap();
+    let done = run(&rig.store, false).await.unwrap();
+    assert_eq!(done, RetentionReport { dry_run: false, ..dry });
+    assert_eq!((done.snapshots, done.kept, done.complete), (3, 1, true), "the index is of one repository");
+    assert_eq!(left(&rig.store, &repository()).await, [digest]);
+    assert_eq!(left(&rig.store, &other()).await, []);
+    rig.store.delete_snapshot(&repository(), &index).await.unwrap();
+    assert_eq!(run(&rig.store, false).await.unwrap().snapshots, 1);
+    assert_eq!(rig.metadata.audit(false).await.unwrap().wrong, 0);
 }

@@ -34,6 +34,7 @@ pub enum Expiry {
     Deleted,
     /// It was gone already.
     Gone,
-    /// It stays: its tags, or the policies, were changed since it was chosen, or it was pinned.
+    /// It stays: its tags, or the policies, were changed since it was chosen, or it was pinned, or
+    /// an image of its repository lists it.
     Kept,
 }
