@@ -35,6 +35,9 @@ class Transport:
         # What is refused may hold a password: it is not shown.
         if parts.scheme not in ("http", "https") or not host or parts.query or parts.fragment or "@" in parts.netloc:
             raise Error("invalid_request", "the address of the registry is none: expected http(s)://HOST[:PORT][/domains/NAME]")
+        # The message of http.client would show it.
+        if token and not (token.isascii() and token.isprintable()):
+            raise Error("invalid_request", "the token has characters that no header can carry")
         if token and parts.scheme == "http" and not token_over_http and not _is_loopback(host):
             raise Error("invalid_request", f"the token is not sent to {host} over plain http, which others could read: see token_over_http")
         self.url = url.rstrip("/")

@@ -118,3 +118,10 @@ class Transport(unittest.TestCase):
             with self.assertRaisesRegex(Error, "invalid_request") as raised:
                 Client(url)
             self.assertNotIn("hush", str(raised.exception))
+
+    def test_a_token_that_no_header_can_carry_is_refused_and_not_shown(self) -> None:
+        for token in ("hush\n", "hush\r\nx: y", "hush\u20ac", "hush\x00"):
+            with self.assertRaisesRegex(Error, "no header can carry") as raised:
+                Client("http://127.0.0.1:1", token=token)
+            self.assertEqual(raised.exception.code, "invalid_request")
+            self.assertNotIn("hush", str(raised.exception))
