@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from . import program
+from .errors import Error
 from .model import Detail, Forks, Lineage, Match, Pulled, Pushed, Repository, Snapshot, Stats, Tag, parse
 from .transport import Transport
 
@@ -185,6 +186,8 @@ class Client:
         after: str | None = None
         while True:
             found = self._transport.request("GET", [*above, entries], query={"limit": _PAGE, "after": after})
+            if not isinstance(found, dict) or not isinstance(found.get(entries), list):
+                raise Error("unavailable", f"the answer is not that of a registry: it has no {entries}")
             yield from found[entries]
             after = found.get("next")
             if after is None:
