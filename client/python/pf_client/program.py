@@ -48,7 +48,8 @@ def run(program: str, arguments: list[str], environment: Mapping[str, str | None
     lines = done.stderr.strip().splitlines()
     try:
         problem = json.loads(lines[-1])
-        raise Error(problem["code"], problem["message"], hint=problem.get("hint"))
+        retryable = problem.get("retryable") is True
+        raise Error(problem["code"], problem["message"], retryable=retryable, hint=problem.get("hint"))
     except (AttributeError, IndexError, KeyError, TypeError, ValueError):
         reason = lines[-1] if lines else f"it ended with {done.returncode}"
         raise Error("internal", f"{program}: {reason}") from None

@@ -139,6 +139,9 @@ class Refusals(Case):
             Client(registry.url, program="no-such-program").pull(self.repository, "a", self.folder / "back")
         with self.refused("unavailable"):
             Client("http://127.0.0.1:1", retries=0).stats()
+        with self.refused("unavailable") as refused:
+            Client("http://127.0.0.1:1", retries=0, program=PF).pull(self.repository, "a", self.folder / "back")
+        self.assertTrue(refused.exception.retryable)
 
     def test_a_token_opens_what_it_is_for_in_python_and_in_pf(self) -> None:
         guarded = Registry("--require-tokens")
