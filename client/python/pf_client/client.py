@@ -27,7 +27,9 @@ class Client:
 
     A `ref` is a tag, `tag~N` (N parents up), or a digest, which may be cut short. All methods raise
     `Error`. Requests that fail on their way, or that the registry says to send again, are sent
-    again up to `retries` times.
+    again up to `retries` times. `timeout`, in seconds, is for each step of a request of this class;
+    `push` and `pull` take as long as they take, since `pf` has its own limits for a connection that
+    stalls.
     """
 
     def __init__(
