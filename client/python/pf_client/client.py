@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,8 @@ from . import program
 from .errors import Error
 from .model import Detail, Forks, Lineage, Match, Pulled, Pushed, Repository, Snapshot, Stats, Tag, parse
 from .transport import Transport
+
+_DIGEST = re.compile("sha256:[0-9a-f]{64}")
 
 _PAGE = 1000
 """Entries of a list that are asked for at a time."""
@@ -127,11 +130,16 @@ class Client:
 
     def delete_snapshot(self, repository: str, digest: str, *, if_tags_are: Sequence[str] | None = None) -> None:
         """Deletes a snapshot and its tags; with `if_tags_are` only if exactly these tags point at
-        it, else `tag_moved`. By digest only: a tag may move between looking and deleting."""
+        it, else `tag_moved`. By digest only: a tag may move between looking and deleting.
+        `if_tags_are` needs the complete digest, which is compared with them."""
         headers = None
         if if_tags_are is not None:
+            if not _DIGEST.fullmatch(digest):
+                raise Error("invalid_request", f"if_tags_are needs the complete digest (sha256: and 64 digits), not {digest!r}")
             lines = "".join(f"{line}\n" for line in [digest, *sorted(if_tags_are)])
-            headers = {"if-match": f'"sha256:{hashlib.sha256(lines.encode()).hexdigest()}"'}
+            # A name that is not UTF-8 is no tag: the registry answers `tag_moved`.
+            seen = hashlib.sha256(lines.encode(errors="replace")).hexdigest()
+            headers = {"if-match": f'"sha256:{seen}"'}
         self._of(repository, "DELETE", "snapshots", digest, headers=headers, once=True)
 
     # ---- pages, by `pf`

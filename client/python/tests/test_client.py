@@ -103,6 +103,8 @@ class Snapshots(Case):
             self.client.delete_tag(self.repository, "a", if_tag_is=f"sha256:{'0' * 64}")
         with self.refused("tag_moved"):
             self.client.delete_snapshot(self.repository, digest, if_tags_are=["b"])
+        with self.refused("invalid_request"):
+            self.client.delete_snapshot(self.repository, digest[:20], if_tags_are=["a", "b"])
         self.client.delete_snapshot(self.repository, digest, if_tags_are=["b", "a"])
         with self.refused("repository_unknown") as raised:
             self.client.tag(self.repository, "a")
