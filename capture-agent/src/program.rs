@@ -66,7 +66,18 @@ pub fn main() -> ExitCode {
     };
     match cli.command.run() {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => Failure::new(error.code(), error.to_string()).report(false),
+        Err(error) => failure(&error).report(false),
+    }
+}
+
+/// The error as `pf` reports its own, with this program's names of options.
+fn failure(error: &Error) -> Failure {
+    let failure = Failure::new(error.code(), error.to_string());
+    match error {
+        Error::Client(pfr_client::Error::NoAgent { .. }) => {
+            failure.hint("`pf-agent serve` starts one; --socket, PF_AGENT_SOCKET, or `socket` in its settings file say where its socket is")
+        }
+        _ => failure,
     }
 }
 

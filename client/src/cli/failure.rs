@@ -207,7 +207,10 @@ impl From<pfr_client::Error> for Failure {
             // The message says what to do; the registry is up.
             Error::Certificate { .. } => None,
             // The hints of the codes are about the registry.
-            Error::NoAgent { .. } => Some("PF_AGENT_SOCKET, or `agent` in the configuration file, say where its socket is, too".into()),
+            Error::NoAgent { .. } => Some(
+                "`pf-agent serve` starts one; --agent, PF_AGENT_SOCKET, or `agent` in the configuration file say where its socket is"
+                    .into(),
+            ),
             Error::AgentGone { .. } => Some(Suggestion::new("engines").agent().then(" says whether it is back; look before you ask again")),
             Error::Agent { .. } => agent_hint(code),
             Error::Io { .. } => file_hint(code),
