@@ -30,8 +30,8 @@ enum Command {
         #[command(flatten)]
         overrides: Box<Overrides>,
     },
-    /// Asks the agent of this host whether it works and reaches its store. Ends with 0 if so, and
-    /// else with 7.
+    /// Asks the agent of this host whether it works and reaches its store. Exit code 0 if it does,
+    /// 7 if not, 1 if a setting is wrong.
     Health {
         /// Settings file (TOML) of the agent; flags and environment variables win over it.
         #[arg(long, env = "PF_AGENT_CONFIG", value_name = "FILE")]
