@@ -263,6 +263,9 @@ pub fn hint(code: ErrorCode) -> Option<Advice> {
             .here()
             .repository()
             .then(" shows where the tag is now; run the command again with --if-tag-is and that digest, or with another tag"),
+        ErrorCode::TagImmutable => {
+            Suggestion::new("retention").then(" shows the policy; on a registry without tokens take its pattern back first")
+        }
         ErrorCode::StorageFull => full("on the registry's disk", |command| command),
         ErrorCode::QuotaExceeded => full("in the domain, or ask the registry's operator for more", |command| command),
         ErrorCode::Unauthorized => Suggestion::new("login").then(
