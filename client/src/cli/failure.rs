@@ -214,6 +214,10 @@ impl From<pfr_client::Error> for Failure {
             Error::AgentGone { .. } => Some(Suggestion::new("engines").agent().then(" says whether it is back; look before you ask again")),
             Error::Agent { .. } => agent_hint(code),
             Error::Io { .. } => file_hint(code),
+            // It answered: it is up.
+            Error::Registry { .. } if code == ErrorCode::Unavailable => {
+                Some("the registry answers, and its log says what it cannot reach; run the same command again in a while".into())
+            }
             _ => hint(code),
         };
         Self::Error { code, message, hint, retryable }
@@ -390,6 +394,14 @@ mod tests {
         assert!(!said(away().into(), "team/agent:x").contains("part of"), "no host is in the reference");
         let store = pfr_store::Error::Unavailable { what: "packs", reason: "gone".into() };
         assert!(!said(store.into(), "my.team/agent:x").contains("part of"), "the local store has no host");
+    }
+
+    #[test]
+    fn a_registry_that_answers_is_up() {
+        let problem = Box::new(pfr_schema::api::Problem::new(ErrorCode::Unavailable, "the registry cannot reach its packs"));
+        let failure = Failure::from(pfr_client::Error::Registry { problem }).about(&"my.team/agent:x".parse().unwrap());
+        let hint = failure.document().hint.unwrap();
+        assert!(hint.starts_with("the registry answers") && !hint.contains("is the registry up?") && !hint.contains("part of"), "{hint}");
     }
 
     #[test]
