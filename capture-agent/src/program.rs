@@ -30,8 +30,8 @@ enum Command {
         #[command(flatten)]
         overrides: Box<Overrides>,
     },
-    /// Asks the agent of this host whether it works and reaches its store. Ends with 0 if so, and
-    /// else with 7.
+    /// Asks the agent of this host whether it works and reaches its store. Exit code 0 if it does,
+    /// 7 if not, 1 if a setting is wrong.
     Health {
         /// Settings file (TOML) of the agent; flags and environment variables win over it.
         #[arg(long, env = "PF_AGENT_CONFIG", value_name = "FILE")]
@@ -66,7 +66,18 @@ pub fn main() -> ExitCode {
     };
     match cli.command.run() {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => Failure::new(error.code(), error.to_string()).report(false),
+        Err(error) => failure(&error).report(false),
+    }
+}
+
+/// The error as `pf` reports its own, with this program's names of options.
+fn failure(error: &Error) -> Failure {
+    let failure = Failure::new(error.code(), error.to_string());
+    match error {
+        Error::Client(pfr_client::Error::NoAgent { .. }) => {
+            failure.hint("`pf-agent serve` starts one; --socket, PF_AGENT_SOCKET, or `socket` in its settings file say where its socket is")
+        }
+        _ => failure,
     }
 }
 

@@ -33,7 +33,7 @@ pub enum Error {
     #[error("the certificate of the registry at {url} is not accepted: {reason}")]
     Certificate { url: String, reason: Distrust },
     /// No capture agent behind its control socket.
-    #[error("no capture agent answers at {socket}: {reason}. Start one with `pf-agent serve`, or name its socket with --agent", socket = socket.display())]
+    #[error("no capture agent answers at {socket}: {reason}", socket = socket.display())]
     NoAgent { socket: PathBuf, reason: String },
     /// The capture agent's answer did not arrive, or broke off.
     #[error("the capture agent at {socket} went away before it answered: {reason}. The request may have been carried out", socket = socket.display())]

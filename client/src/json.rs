@@ -58,6 +58,8 @@ pub struct ErrorDocument {
     /// What to do.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hint: Option<String>,
+    /// Whether the same command may succeed later.
+    pub retryable: bool,
     /// Exit code of the process.
     pub exit_code: u8,
 }

@@ -118,8 +118,8 @@ fn describe() {
     describe_counter!(RAW_RECEIVED, Unit::Bytes, "Raw bytes that received and stored frames stand for.");
     describe_counter!(FRAMES_RECEIVED, Unit::Count, "Frames received and stored.");
     describe_counter!(FRAMES_NEW, Unit::Count, "Frames received whose blobs the store did not have.");
-    describe_counter!(CLAIMED, Unit::Count, "Blobs that a push said it sends, in answer to that they are missing.");
-    describe_counter!(COMING, Unit::Count, "Answers, by blob, that another push sends it.");
+    describe_counter!(CLAIMED, Unit::Count, "Missing blobs that pushes claimed.");
+    describe_counter!(COMING, Unit::Count, "Answers that another push sends a blob.");
     describe_counter!(LAPSED, Unit::Count, "Claims that ended before their blob was stored, and that another push took over.");
     describe_counter!(COMMITS, Unit::Count, "Commits, by whether the repository did not have the snapshot before.");
     describe_counter!(TAG_CONFLICTS, Unit::Count, "Tag updates refused because the tag was not where the caller said.");

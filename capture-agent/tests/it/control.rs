@@ -62,6 +62,7 @@ async fn the_program_asks_the_agent_behind_a_socket_whether_it_works() {
     let found = health(&socket.with_file_name("none.sock"));
     let error = String::from_utf8(found.stderr).unwrap();
     assert!(found.status.code() == Some(7) && error.contains("no capture agent answers at"), "{error}");
+    assert!(error.contains("hint: `pf-agent serve` starts one; --socket,") && !error.contains("--agent"), "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from . import program
+from .errors import Error
 from .model import Detail, Forks, Lineage, Match, Pulled, Pushed, Repository, Snapshot, Stats, Tag, parse
 from .transport import Transport
+
+_DIGEST = re.compile("sha256:[0-9a-f]{64}")
 
 _PAGE = 1000
 """Entries of a list that are asked for at a time."""
@@ -26,7 +30,9 @@ class Client:
 
     A `ref` is a tag, `tag~N` (N parents up), or a digest, which may be cut short. All methods raise
     `Error`. Requests that fail on their way, or that the registry says to send again, are sent
-    again up to `retries` times.
+    again up to `retries` times. `timeout`, in seconds, is for each step of a request of this class;
+    `push` and `pull` take as long as they take, since `pf` has its own limits for a connection that
+    stalls.
     """
 
     def __init__(
@@ -124,11 +130,16 @@ class Client:
 
     def delete_snapshot(self, repository: str, digest: str, *, if_tags_are: Sequence[str] | None = None) -> None:
         """Deletes a snapshot and its tags; with `if_tags_are` only if exactly these tags point at
-        it, else `tag_moved`. By digest only: a tag may move between looking and deleting."""
+        it, else `tag_moved`. By digest only: a tag may move between looking and deleting.
+        `if_tags_are` needs the complete digest, which is compared with them."""
         headers = None
         if if_tags_are is not None:
+            if not _DIGEST.fullmatch(digest):
+                raise Error("invalid_request", f"if_tags_are needs the complete digest (sha256: and 64 digits), not {digest!r}")
             lines = "".join(f"{line}\n" for line in [digest, *sorted(if_tags_are)])
-            headers = {"if-match": f'"sha256:{hashlib.sha256(lines.encode()).hexdigest()}"'}
+            # A name that is not UTF-8 is no tag: the registry answers `tag_moved`.
+            seen = hashlib.sha256(lines.encode(errors="replace")).hexdigest()
+            headers = {"if-match": f'"sha256:{seen}"'}
         self._of(repository, "DELETE", "snapshots", digest, headers=headers, once=True)
 
     # ---- pages, by `pf`
@@ -185,6 +196,8 @@ class Client:
         after: str | None = None
         while True:
             found = self._transport.request("GET", [*above, entries], query={"limit": _PAGE, "after": after})
+            if not isinstance(found, dict) or not isinstance(found.get(entries), list):
+                raise Error("unavailable", f"the answer is not that of a registry: it has no {entries}")
             yield from found[entries]
             after = found.get("next")
             if after is None:

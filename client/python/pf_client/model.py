@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from .errors import Error
+
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
@@ -17,12 +19,15 @@ def parse(kind: type[T], found: dict[str, Any]) -> T:
     """An answer as one of the classes here. Fields that it does not know are left out: answers of
     newer registries have more of them."""
     values: dict[str, Any] = {}
-    for known in fields(kind):
-        name = known.metadata.get("name", known.name)
-        if name in found:
-            read: Callable[[Any], Any] | None = known.metadata.get("read")
-            values[known.name] = read(found[name]) if read else found[name]
-    return kind(**values)
+    try:
+        for known in fields(kind):
+            name = known.metadata.get("name", known.name)
+            if name in found:
+                read: Callable[[Any], Any] | None = known.metadata.get("read")
+                values[known.name] = read(found[name]) if read else found[name]
+        return kind(**values)
+    except (LookupError, OSError, OverflowError, TypeError, ValueError) as error:
+        raise Error("unavailable", f"the answer is not that of a registry: {error}") from None
 
 
 def _time(milliseconds: int) -> datetime:

@@ -32,14 +32,34 @@ def run(program: str, arguments: list[str], environment: Mapping[str, str | None
     environment."""
     merged: dict[str, str | None] = {**os.environ, **environment}
     env = {name: value for name, value in merged.items() if value is not None}
-    done = subprocess.run([program, *arguments, "--json"], env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    try:
+        done = subprocess.run(
+            [program, *arguments, "--json"],
+            env=env,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+        )
+    except (OSError, ValueError) as error:
+        raise Error("invalid_request", f"{program} cannot be run: {error}") from None
     if done.returncode == 0:
-        result: dict[str, Any] = json.loads(done.stdout)
-        return result
+        return _result(program, done.stdout)
     lines = done.stderr.strip().splitlines()
     try:
         problem = json.loads(lines[-1])
-        raise Error(problem["code"], problem["message"], hint=problem.get("hint"))
-    except (IndexError, KeyError, TypeError, ValueError):
+        retryable = problem.get("retryable") is True
+        raise Error(problem["code"], problem["message"], retryable=retryable, hint=problem.get("hint"))
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
         reason = lines[-1] if lines else f"it ended with {done.returncode}"
         raise Error("internal", f"{program}: {reason}") from None
+
+
+def _result(program: str, text: str) -> dict[str, Any]:
+    try:
+        result = json.loads(text)
+    except ValueError:
+        result = None
+    if not isinstance(result, dict):
+        raise Error("invalid_request", f"{program} does not answer as pf does: is it another program?")
+    return result

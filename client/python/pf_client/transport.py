@@ -22,23 +22,39 @@ from .errors import Error
 _LONGEST_WAIT = 30.0
 """Seconds before another try, at most."""
 
+_LONGEST_TIMEOUT = 1_000_000.0
+"""Seconds; a socket takes about twice as many."""
+
 
 class Transport:
     """Sends requests to one registry, each on a connection of its own."""
 
     def __init__(self, url: str, *, token: str | None, ca: str | None, token_over_http: bool, retries: int, timeout: float) -> None:
+        # A refused address may hold a password: it is not shown.
         try:
             parts = urlsplit(url)
-            host, self._port = parts.hostname or "", parts.port
+            host, port = parts.hostname or "", parts.port
+            # As a socket spells it: a part of a name may not be empty, and has at most 63 bytes.
+            host.encode("idna")
         except ValueError:
-            raise Error("invalid_request", "the address of the registry is none") from None
-        # What is refused may hold a password: it is not shown.
-        if parts.scheme not in ("http", "https") or not host or parts.query or parts.fragment or "@" in parts.netloc:
-            raise Error("invalid_request", "the address of the registry is none: expected http(s)://HOST[:PORT][/domains/NAME]")
+            raise Error("invalid_request", "the address of the registry is not valid") from None
+        # urlsplit leaves out line ends and tabs.
+        is_clean = _is_plain(parts.path) and all("!" <= character != "\x7f" for character in url)
+        if parts.scheme not in ("http", "https") or not host or parts.query or parts.fragment or "@" in parts.netloc or not is_clean:
+            raise Error("invalid_request", "the address of the registry is not valid: expected http(s)://HOST[:PORT][/domains/NAME]")
+        if retries < 0:
+            raise Error("invalid_request", f"retries is {retries}: expected 0 or more")
+        if not 0 < timeout <= _LONGEST_TIMEOUT:
+            raise Error("invalid_request", f"timeout is {timeout}: expected seconds, more than 0 and at most {_LONGEST_TIMEOUT:.0f}")
+        # The message of http.client would show it.
+        if token and not _is_plain(token):
+            raise Error("invalid_request", "the token has characters that no header can carry")
         if token and parts.scheme == "http" and not token_over_http and not _is_loopback(host):
             raise Error("invalid_request", f"the token is not sent to {host} over plain http, which others could read: see token_over_http")
         self.url = url.rstrip("/")
         self._host = host
+        # Without a port http.client looks for one in the host, also in an address of IPv6.
+        self._port = port if port is not None else (443 if parts.scheme == "https" else 80)
         self._prefix = parts.path.rstrip("/")
         self._tls = _trust(ca) if parts.scheme == "https" else None
         self._token = token
@@ -57,18 +73,22 @@ class Transport:
     ) -> Any:
         """Sends a request to `/v1/…`; each part of the path is one segment. Returns the JSON of the
         answer, `None` if it has none. `once`: a change that is to take place once."""
-        target = f"{self._prefix}/v1/" + "/".join(quote(part, safe="") for part in path)
         given = {name: value for name, value in (query or {}).items() if value is not None}
-        if given:
-            target += "?" + urlencode(given)
+        for name, value in (headers or {}).items():
+            if not _is_plain(value):
+                raise Error("invalid_request", f"the header {name} cannot carry {value!r}")
+        try:
+            target = f"{self._prefix}/v1/" + "/".join(quote(part, safe="") for part in path)
+            target += f"?{urlencode(given)}" if given else ""
+            payload = None if body is None else json.dumps(body).encode()
+        except (TypeError, ValueError, RecursionError) as error:
+            raise Error("invalid_request", f"the request cannot be sent: {error}") from None
         sent = {"user-agent": "pf-client", "accept": "application/json", **(headers or {})}
         if self._token:
             sent["authorization"] = f"Bearer {self._token}"
         if once:
             sent["idempotency-key"] = str(uuid.uuid4())
-        payload = None
-        if body is not None:
-            payload = json.dumps(body).encode()
+        if payload is not None:
             sent["content-type"] = "application/json"
         for failures in range(self._retries + 1):
             try:
@@ -76,7 +96,7 @@ class Transport:
             except Error as error:
                 if not error.retryable or failures == self._retries:
                     raise
-                backoff = 0.2 * 2**failures * random.uniform(0.5, 1.5)
+                backoff = 0.2 * 2 ** min(failures, 10) * random.uniform(0.5, 1.5)
                 time.sleep(min(backoff if error.retry_after is None else error.retry_after, _LONGEST_WAIT))
         raise AssertionError("the last try returns or raises")
 
@@ -131,8 +151,16 @@ def _trust(ca: str | None) -> ssl.SSLContext:
     """Trusts what this machine trusts, and the authorities in a file besides."""
     context = ssl.create_default_context()
     if ca:
-        context.load_verify_locations(ca)
+        try:
+            context.load_verify_locations(ca)
+        except (OSError, ValueError) as error:
+            raise Error("invalid_request", f"the authorities in {ca} cannot be read: {error}") from None
     return context
+
+
+def _is_plain(text: str) -> bool:
+    """Whether a line of HTTP can carry it."""
+    return text.isascii() and text.isprintable()
 
 
 def _is_loopback(host: str) -> bool:

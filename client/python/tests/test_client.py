@@ -110,6 +110,8 @@ class Snapshots(Case):
             self.client.delete_tag(self.repository, "a", if_tag_is=f"sha256:{'0' * 64}")
         with self.refused("tag_moved"):
             self.client.delete_snapshot(self.repository, digest, if_tags_are=["b"])
+        with self.refused("invalid_request"):
+            self.client.delete_snapshot(self.repository, digest[:20], if_tags_are=["a", "b"])
         self.client.delete_snapshot(self.repository, digest, if_tags_are=["b", "a"])
         with self.refused("repository_unknown") as raised:
             self.client.tag(self.repository, "a")
@@ -146,6 +148,9 @@ class Refusals(Case):
             Client(registry.url, program="no-such-program").pull(self.repository, "a", self.folder / "back")
         with self.refused("unavailable"):
             Client("http://127.0.0.1:1", retries=0).stats()
+        with self.refused("unavailable") as refused:
+            Client("http://127.0.0.1:1", retries=0, program=PF).pull(self.repository, "a", self.folder / "back")
+        self.assertTrue(refused.exception.retryable)
 
     def test_a_token_opens_what_it_is_for_in_python_and_in_pf(self) -> None:
         guarded = Registry("--require-tokens")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import tempfile
 import threading
 import unittest
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -114,7 +116,61 @@ class Transport(unittest.TestCase):
                 Client(url, token="hush")
             Client(url, token="hush", token_over_http=True)
         Client("https://registry.example.com", token="hush")
-        for url in ("registry:80", "ftp://h", "http://", "http://u:hush@h", "http://h:port", "http://h?x=hush"):
+        wrong = ["registry:80", "ftp://h", "http://", "http://u:hush@h", "http://h:port", "http://h?x=hush", "http://a b", "http://h\n"]
+        for url in (*wrong, "http://a..b", f"http://{'a' * 64}", "http://h/d\u00f6", "http://h/a b", "http://[::1", "http://h:99999"):
             with self.assertRaisesRegex(Error, "invalid_request") as raised:
                 Client(url)
             self.assertNotIn("hush", str(raised.exception))
+
+    def test_a_token_that_no_header_can_carry_is_refused_and_not_shown(self) -> None:
+        for token in ("hush\n", "hush\r\nx: y", "hush\u20ac", "hush\x00"):
+            with self.assertRaisesRegex(Error, "no header can carry") as raised:
+                Client("http://127.0.0.1:1", token=token)
+            self.assertEqual(raised.exception.code, "invalid_request")
+            self.assertNotIn("hush", str(raised.exception))
+
+    def test_what_no_request_can_carry_is_refused(self) -> None:
+        client = Client("http://127.0.0.1:1", retries=0)
+        for call in (
+            lambda: client.delete_tag("a", "b", if_tag_is="x\r\ny: z"),
+            lambda: client.delete_tag("a", "b", if_tag_is="\u20ac"),
+            lambda: client.tag("a", "\udc80"),
+            lambda: client.match("a", [{1}], "sha256:0"),  # type: ignore[list-item]
+        ):
+            with self.assertRaisesRegex(Error, "^invalid_request: "):
+                call()
+
+    def test_numbers_and_authorities_that_cannot_be_used_are_refused(self) -> None:
+        with tempfile.NamedTemporaryFile() as garbage:
+            garbage.write(b"none")
+            garbage.flush()
+            for ca in ("/nope", garbage.name):
+                with self.assertRaisesRegex(Error, f"^invalid_request: the authorities in {ca}"):
+                    Client("https://127.0.0.1:1", ca=ca)
+        with self.assertRaisesRegex(Error, "^invalid_request: retries is -1"):
+            Client("http://127.0.0.1:1", retries=-1)
+        for timeout in (0, -1, float("nan"), float("inf")):
+            with self.assertRaisesRegex(Error, "^invalid_request: timeout is"):
+                Client("http://127.0.0.1:1", timeout=timeout)
+
+    def test_an_address_of_ipv6_needs_no_port(self) -> None:
+        with mock.patch("http.client.HTTPConnection") as connection, self.assertRaisesRegex(Error, "not sent"):
+            connection.return_value.request.side_effect = OSError("not sent")
+            Client("http://[2001:db8::abcd]", retries=0).stats()
+        self.assertEqual(connection.call_args.args, ("2001:db8::abcd", 80))
+
+    def test_json_of_another_server_is_an_error(self) -> None:
+        for document in ({}, [], 3, {"tags": 3}, {"tags": [{"name": "a", "digest": "b", "updated_at": "soon"}]}):
+            with self.assertRaisesRegex(Error, "^unavailable: the answer is not that of a registry"):
+                list(Client(self.serve(found(document))).tags("a"))
+            with self.assertRaisesRegex(Error, "^unavailable: the answer is not that of a registry"):
+                Client(self.serve(found(document))).tag("a", "b")
+
+    def test_a_program_that_is_not_pf_is_an_error(self) -> None:
+        folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
+        garbage = folder / "garbage"
+        garbage.write_bytes(b"\x00\x01")
+        garbage.chmod(0o755)
+        for program, says in ((str(garbage), "cannot be run"), ("/bin/true", "does not answer as pf does")):
+            with self.assertRaisesRegex(Error, f"^invalid_request: {program} {says}"):
+                Client("http://127.0.0.1:1", program=program).pull("a", "b", folder / "back")

@@ -29,13 +29,15 @@ pub enum Failure {
         message: String,
         /// Advice for the user.
         hint: Option<Advice>,
+        /// Whether the same may succeed later.
+        retryable: bool,
     },
 }
 
 impl Failure {
     /// An error without a hint.
     pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
-        Self::Error { code, message: message.into(), hint: None }
+        Self::Error { code, message: message.into(), hint: None, retryable: code.retryable() }
     }
 
     /// The command line is wrong: exit code 1.
@@ -50,13 +52,13 @@ impl Failure {
 
     /// An error of a registry, with the code's hint.
     pub fn of_code(code: ErrorCode, message: impl Into<String>) -> Self {
-        Self::Error { code, message: message.into(), hint: hint(code) }
+        Self::Error { code, message: message.into(), hint: hint(code), retryable: code.retryable() }
     }
 
     /// A file or stream failed: a full disk and missing permissions have their own exit codes.
     pub fn io(what: &str, error: &io::Error) -> Self {
         let code = ErrorCode::of_io(error.kind()).unwrap_or(ErrorCode::InvalidRequest);
-        Self::Error { code, message: format!("{what}: {error}"), hint: file_hint(code) }
+        Self::Error { code, message: format!("{what}: {error}"), hint: file_hint(code), retryable: code.retryable() }
     }
 
     /// An end that is no error.
@@ -124,11 +126,11 @@ impl Failure {
 
     /// The error as `--json` gives it.
     pub fn document(&self) -> ErrorDocument {
-        let (code, hint) = match self {
-            Self::Error { code, hint, .. } => (code.name(), hint.as_ref().map(shown)),
-            Self::BrokenPipe | Self::Interrupted { .. } => ("interrupted", None),
+        let (code, hint, retryable) = match self {
+            Self::Error { code, hint, retryable, .. } => (code.name(), hint.as_ref().map(shown), *retryable),
+            Self::BrokenPipe | Self::Interrupted { .. } => ("interrupted", None, false),
         };
-        ErrorDocument { code, message: self.to_string(), hint, exit_code: self.exit() }
+        ErrorDocument { code, message: self.to_string(), hint, retryable, exit_code: self.exit() }
     }
 
     /// Writes the message to stderr and gives the exit code.
@@ -185,14 +187,14 @@ impl From<pfr_store::Error> for Failure {
             ErrorCode::StorageFull => Some(full("on the store's disk", |command| command.local())),
             code => hint(code),
         };
-        Self::Error { code, message: format!("local store: {error}"), hint }
+        Self::Error { code, message: format!("local store: {error}"), hint, retryable: code.retryable() }
     }
 }
 
 impl From<pfr_client::Error> for Failure {
     fn from(error: pfr_client::Error) -> Self {
         use pfr_client::{Distrust, Error};
-        let (code, message) = (error.code(), error.to_string());
+        let (code, message, retryable) = (error.code(), error.to_string(), error.retryable());
         let hint = match error {
             Error::Store(error) => return error.into(),
             Error::TokenOverHttp { .. } => Some(
@@ -205,13 +207,20 @@ impl From<pfr_client::Error> for Failure {
             // The message says what to do; the registry is up.
             Error::Certificate { .. } => None,
             // The hints of the codes are about the registry.
-            Error::NoAgent { .. } => Some("PF_AGENT_SOCKET, or `agent` in the configuration file, say where its socket is, too".into()),
+            Error::NoAgent { .. } => Some(
+                "`pf-agent serve` starts one; --agent, PF_AGENT_SOCKET, or `agent` in the configuration file say where its socket is"
+                    .into(),
+            ),
             Error::AgentGone { .. } => Some(Suggestion::new("engines").agent().then(" says whether it is back; look before you ask again")),
             Error::Agent { .. } => agent_hint(code),
             Error::Io { .. } => file_hint(code),
+            // It answered: it is up.
+            Error::Registry { .. } if code == ErrorCode::Unavailable => {
+                Some("the registry answers, and its log says what it cannot reach; run the same command again in a while".into())
+            }
             _ => hint(code),
         };
-        Self::Error { code, message, hint }
+        Self::Error { code, message, hint, retryable }
     }
 }
 
@@ -258,6 +267,9 @@ pub fn hint(code: ErrorCode) -> Option<Advice> {
             .here()
             .repository()
             .then(" shows where the tag is now; run the command again with --if-tag-is and that digest, or with another tag"),
+        ErrorCode::TagImmutable => {
+            Suggestion::new("retention").then(" shows the policy; on a registry without tokens take its pattern back first")
+        }
         ErrorCode::StorageFull => full("on the registry's disk", |command| command),
         ErrorCode::QuotaExceeded => full("in the domain, or ask the registry's operator for more", |command| command),
         ErrorCode::Unauthorized => Suggestion::new("login").then(
@@ -348,13 +360,27 @@ mod tests {
     }
 
     #[test]
-    fn as_json_an_error_has_code_message_hint_and_exit_code() {
+    fn as_json_an_error_has_code_message_hint_retryable_and_exit_code() {
         let flags = Flags { registry: Some("http://r:1".into()), ..Flags::default() };
         let document = Failure::of_code(ErrorCode::RepositoryUnknown, "no \x1b such").at(&flags).document().to_string();
         let value: serde_json::Value = serde_json::from_str(&document).unwrap();
         let hint = "`pf ls --registry http://r:1` lists the repositories there are";
-        let expected = serde_json::json!({"code": "repository_unknown", "message": "no \\u{1b} such", "hint": hint, "exit_code": 5});
+        let expected = serde_json::json!({
+            "code": "repository_unknown", "message": "no \\u{1b} such", "hint": hint, "retryable": false, "exit_code": 5,
+        });
         assert_eq!(value, expected);
+    }
+
+    #[test]
+    fn an_error_says_whether_the_same_may_succeed_later() {
+        let retryable = |failure: Failure| failure.document().retryable;
+        assert!(retryable(pfr_client::Error::Unreachable { url: "https://h".into(), reason: "reset".into(), attempts: 6 }.into()));
+        assert!(retryable(Failure::of_code(ErrorCode::Overloaded, "x")));
+        // Of the same kind, but the answer says more than the code does.
+        let foreign = |status| pfr_client::Error::Foreign { url: "https://h".into(), status, found: "HTML".into() };
+        assert_eq!([503, 501].map(|status| retryable(foreign(status).into())), [true, false]);
+        let gone = pfr_client::Error::AgentGone { socket: "/s".into(), reason: "reset".into() };
+        assert!(!retryable(gone.into()) && !retryable(Failure::usage("x")) && !retryable(Failure::interrupted(130, "x")));
     }
 
     #[test]
@@ -368,6 +394,14 @@ mod tests {
         assert!(!said(away().into(), "team/agent:x").contains("part of"), "no host is in the reference");
         let store = pfr_store::Error::Unavailable { what: "packs", reason: "gone".into() };
         assert!(!said(store.into(), "my.team/agent:x").contains("part of"), "the local store has no host");
+    }
+
+    #[test]
+    fn a_registry_that_answers_is_up() {
+        let problem = Box::new(pfr_schema::api::Problem::new(ErrorCode::Unavailable, "the registry cannot reach its packs"));
+        let failure = Failure::from(pfr_client::Error::Registry { problem }).about(&"my.team/agent:x".parse().unwrap());
+        let hint = failure.document().hint.unwrap();
+        assert!(hint.starts_with("the registry answers") && !hint.contains("is the registry up?") && !hint.contains("part of"), "{hint}");
     }
 
     #[test]

@@ -372,6 +372,21 @@ async fn a_full_registry_is_shown_and_freed_by_the_commands_that_are_printed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn the_policy_that_keeps_a_tag_in_its_place_is_shown_by_the_command_that_is_printed() {
+    let world = World::new().await;
+    let policies = json!({"policies": [{"name": "releases", "repositories": "*", "immutable_tags": ["x"]}]});
+    world.given.remote().set_retention(&serde_json::from_value(policies).unwrap()).await.unwrap();
+    for way in world.ways().iter().filter(|way| way.place == Place::GivenRegistry) {
+        let (code, text) = world.pf(way, &["tag", &format!("{}team/agent:base", way.prefix), "x"]);
+        assert!(code == 6 && text.contains("on a registry without tokens take its pattern back first"), "{text}");
+        for command in commands(&["failure.rs hint retention"], &text) {
+            let (code, seen) = world.paste(&command);
+            assert!(code == 0 && seen.contains("releases"), "{command}: {seen}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn tips_for_the_words_of_other_tools_run_as_printed() {
     let world = World::new().await;
     let url = world.given.url.as_str();

@@ -51,10 +51,13 @@ async fn an_error_is_one_json_object_with_code_message_hint_and_exit_code() {
             "{document}"
         );
         assert!(!document["message"].as_str().unwrap().is_empty(), "{document}");
+        assert_eq!(document["retryable"], false, "{document}");
         assert!(document["hint"].as_str().is_none_or(|hint| !hint.is_empty()), "{document}");
     }
+    let (_, document) = error(dir.path(), &["engines", "--agent", "/nonexistent/agent.sock", "--json"]);
+    assert!(document["hint"].as_str().unwrap().starts_with("`pf-agent serve` starts one; --agent, PF_AGENT_SOCKET,"), "{document}");
     let (exit, document) = error(dir.path(), &["ls", "--json", "--registry", "http://127.0.0.1:1", "--retries", "0"]);
-    assert_eq!((exit, document["code"].as_str()), (7, Some("unavailable")));
+    assert_eq!((exit, document["code"].as_str(), &document["retryable"]), (7, Some("unavailable"), &json!(true)));
     assert!(document["message"].as_str().unwrap().contains("tried once"), "{document}");
 }
 

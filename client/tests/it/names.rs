@@ -309,6 +309,9 @@ async fn prune_leaves_what_a_policy_of_the_registry_makes_immutable_and_a_wrong_
     };
     let (code, _, stderr) = set("\"untagged\": true");
     assert!(code == 1 && stderr.contains("policies.json") && stderr.contains("$.policies[0].keep_last"), "{stderr}");
+    assert!(stderr.contains("found neither: other criteria only narrow these"), "{stderr}");
+    let (code, _, stderr) = pf(dir.path(), &["retention", "set", "-", "--registry", &registry.url]);
+    assert!(code == 1 && stderr.starts_with("error: stdin: "), "{stderr}");
     assert_eq!(registry.store.metadata().retention().await.unwrap().version, 0);
     let (code, stdout, stderr) = set("\"immutable_tags\": [\"v*\"]");
     assert!(code == 0 && stdout.contains("IMMUTABLE") && stdout.contains("v*"), "{stdout}{stderr}");

@@ -5,6 +5,7 @@ use super::Settings;
 use super::tool::runtime;
 use crate::Error;
 use clap::Args;
+use pfr_schema::api::Problem;
 use std::io::Write as _;
 use std::time::Duration;
 
@@ -25,26 +26,40 @@ pub(super) fn run(args: Health) -> Result<(), Error> {
     let url = args.settings.read()?.own_url();
     let (path, word) = if args.live { ("/livez", "alive") } else { ("/readyz", "ready") };
     let asked = runtime()?.block_on(ask(&format!("{url}{path}")));
-    asked.map_err(|reason| Error::Unhealthy(format!("the registry at {url} is not {word}: {reason}")))?;
+    asked.map_err(|reason| match reason {
+        Sick::Silent(reason) => Error::Unhealthy(format!("the registry at {url} does not answer: {reason}")),
+        Sick::Refuses(reason) => Error::Unhealthy(format!("the registry at {url} is not {word}: {reason}")),
+    })?;
     // A closed standard output does not make the registry unhealthy.
     let _ = writeln!(std::io::stdout(), "{word}");
     Ok(())
 }
 
-async fn ask(url: &str) -> Result<(), String> {
+/// Why a registry does not serve.
+enum Sick {
+    /// No answer came.
+    Silent(String),
+    /// Its answer, with what it says.
+    Refuses(String),
+}
+
+async fn ask(url: &str) -> Result<(), Sick> {
     let client = reqwest::Client::builder()
         // A certificate names the host as clients write it, and not the address that this machine
-        // uses for itself. The request holds no token, and only the status of its answer counts.
+        // uses for itself. The request holds no token, and only the status of its answer decides.
         .tls_danger_accept_invalid_certs(true)
         .redirect(reqwest::redirect::Policy::none())
         .no_proxy()
         .user_agent(concat!("pf-registry/", env!("CARGO_PKG_VERSION")))
         .timeout(LIMIT)
         .build()
-        .map_err(|error| pfr_client::reason(&error))?;
-    let answer = client.get(url).send().await.map_err(|error| pfr_client::reason(&error))?;
-    match answer.status() {
-        status if status.is_success() => Ok(()),
-        status => Err(format!("it answers {}", status.as_u16())),
+        .map_err(|error| Sick::Silent(pfr_client::reason(&error)))?;
+    let answer = client.get(url).send().await.map_err(|error| Sick::Silent(pfr_client::reason(&error)))?;
+    let status = answer.status();
+    if status.is_success() {
+        return Ok(());
     }
+    // Another program may listen there: its answer has no problem.
+    let detail = answer.json::<Problem>().await.map(|problem| format!(": {}", problem.detail)).unwrap_or_default();
+    Err(Sick::Refuses(format!("it answers {}{detail}", status.as_u16())))
 }

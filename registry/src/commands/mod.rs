@@ -105,8 +105,8 @@ pub(crate) enum Command {
     /// the same store.
     #[command(mut_args(of_tool), after_help = MORE)]
     Fsck(fsck::Fsck),
-    /// Asks the registry that these settings start, on this machine, whether it serves. Ends with 0
-    /// if it does, and else with 7.
+    /// Asks the registry that these settings start, on this machine, whether it serves. Exit code 0
+    /// if it does, 7 if not, 1 if a setting is wrong.
     #[command(mut_args(of_tool), after_help = MORE)]
     Health(health::Health),
     /// Makes, lists and revokes access tokens. May run beside a registry that serves the same

@@ -114,12 +114,13 @@ fn the_health_of_a_registry_is_asked_where_its_settings_say() {
     std::fs::remove_dir_all(data.join("packs")).expect("the packs are gone");
     std::os::unix::fs::symlink("packs", data.join("packs")).expect("a link to itself");
     let (code, error) = health(&address, &[]);
-    assert!(code == Some(7) && error.contains("is not ready: it answers 503"), "{code:?} {error}");
+    assert!(code == Some(7) && error.contains("is not ready: it answers 503: the registry cannot reach its "), "{code:?} {error}");
     assert_eq!(health(&address, &["--live"]).0, Some(0), "the process still works");
+    assert_eq!(health("nowhere", &[]).0, Some(1), "a setting is wrong");
     signal(&child, "KILL");
     child.wait().expect("it ends");
     let (code, error) = health(&address, &["--live"]);
-    assert!(code == Some(7) && error.contains(&format!("http://{address} is not alive: ")), "{code:?} {error}");
+    assert!(code == Some(7) && error.contains(&format!("http://{address} does not answer: ")), "{code:?} {error}");
 }
 
 #[test]

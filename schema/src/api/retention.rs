@@ -182,7 +182,7 @@ impl RetentionPolicies {
             }
             let selects = !policy.tags.is_empty() || policy.untagged || policy.below.is_some();
             if selects && !policy.deletes() {
-                return fail(place("keep_last"), "keep_last or max_age_seconds: other criteria only narrow these".into(), "neither".into());
+                return fail(place("keep_last"), "keep_last or max_age_seconds".into(), "neither: other criteria only narrow these".into());
             }
             if policy.keep_last_of == KeepLastOf::Lineage && (policy.keep_last.is_none() || policy.below.is_some()) {
                 return fail(place("keep_last_of"), "\"lineage\" only with keep_last and without below".into(), "\"lineage\"".into());

@@ -7,9 +7,10 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     let mut arguments = std::env::args_os().skip(1).map(PathBuf::from);
-    let (Some(folder), None) = (arguments.next(), arguments.next()) else {
+    let folder = arguments.next().filter(|folder| !folder.as_os_str().as_encoded_bytes().starts_with(b"-"));
+    let (Some(folder), None) = (folder, arguments.next()) else {
         // A closed standard error leaves no place to report that it is closed.
-        let _ = writeln!(io::stderr(), "usage: pf-man FOLDER");
+        let _ = writeln!(io::stderr(), "usage: pf-man FOLDER, whose name does not begin with -");
         return ExitCode::from(2);
     };
     match write(&folder) {

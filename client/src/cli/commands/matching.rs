@@ -18,8 +18,8 @@ pub async fn run(context: &mut Context, args: Match) -> Result<(), Failure> {
         (None, Some(engine)) => context.agent_beside_registry(args.at.agent.as_deref())?.engine(engine).await?.fingerprint,
         (None, None) => return Err(Failure::usage("--fingerprint or --engine is needed")),
     };
-    let tokens =
-        tokens(&super::read(&args.tokens, TOKENS_MAX)?).map_err(|reason| Failure::usage(format!("{}: {reason}", args.tokens.display())))?;
+    let tokens = tokens(&super::read(&args.tokens, TOKENS_MAX)?)
+        .map_err(|reason| Failure::usage(format!("{}: {reason}", super::shown(&args.tokens))))?;
     let given = tokens.len() as u64;
     let request = MatchRequest { tokens, fingerprint, salt: args.salt, adapter: args.adapter };
     let repository = &args.repository.repository;

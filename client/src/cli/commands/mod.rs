@@ -74,17 +74,22 @@ pub async fn run(context: &mut Context, command: Command) -> Result<(), Failure>
     }
 }
 
+/// What a message calls a file; `-` is stdin.
+fn shown(path: &Path) -> String {
+    if path == Path::new("-") { "stdin".to_owned() } else { path.display().to_string() }
+}
+
 /// Reads a file of at most so many bytes; `-` is stdin.
 fn read(path: &Path, most: u64) -> Result<Vec<u8>, Failure> {
     let mut bytes = Vec::new();
-    let failed = |e: std::io::Error| Failure::io(&format!("cannot read {}", path.display()), &e);
+    let failed = |e: std::io::Error| Failure::io(&format!("cannot read {}", shown(path)), &e);
     if path == Path::new("-") {
         std::io::stdin().lock().take(most + 1).read_to_end(&mut bytes).map_err(failed)?;
     } else {
         std::fs::File::open(path).and_then(|file| file.take(most + 1).read_to_end(&mut bytes)).map_err(failed)?;
     }
     if bytes.len() as u64 > most {
-        return Err(Failure::usage(format!("{} has more than {most} bytes", path.display())));
+        return Err(Failure::usage(format!("{} has more than {most} bytes", shown(path))));
     }
     Ok(bytes)
 }

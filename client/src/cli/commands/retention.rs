@@ -1,6 +1,6 @@
 //! `pf retention`: what a registry deletes by itself.
 
-use super::{prune, read, tasks};
+use super::{prune, read, shown, tasks};
 use crate::cli::args::{Retention, RetentionCommand};
 use crate::cli::context::Context;
 use crate::cli::failure::Failure;
@@ -21,7 +21,7 @@ pub async fn run(context: &mut Context, args: Retention) -> Result<(), Failure> 
             let bytes = read(&file, POLICIES_MAX)?;
             let policies = json::parse::<RetentionPolicies>("retention policies", &bytes, POLICIES_MAX);
             let policies = policies.and_then(|policies| policies.check().map(|()| policies));
-            let policies = policies.map_err(|error| Failure::usage(error.to_string()).context(&file.display().to_string()))?;
+            let policies = policies.map_err(|error| Failure::usage(error.to_string()).context(&shown(&file)))?;
             show(context, &remote.set_retention(&policies).await?)
         }
         Some(RetentionCommand::Run { dry_run }) => {

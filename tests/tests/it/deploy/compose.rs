@@ -137,6 +137,36 @@ fn only_the_registries_reach_both_the_proxy_and_the_database() {
     is_command(&[vec!["pf-registry".to_owned()], compose.list("registry-1", "command")].concat());
 }
 
+/// The page and the file name these lines for a database or a bucket elsewhere.
+#[test]
+fn without_its_database_or_bucket_no_service_waits_for_one_that_is_gone() {
+    let full = Compose::read(&[]).file;
+    let services = |file: &Value| file["services"].as_object().unwrap().keys().cloned().collect::<Vec<_>>();
+    let waited_for = |file: &Value| -> Vec<(String, String)> {
+        let all = file["services"].as_object().unwrap().iter();
+        let on = |service: &Value| service["depends_on"].as_object().into_iter().flat_map(|on| on.keys().cloned()).collect::<Vec<_>>();
+        all.flat_map(|(name, service)| on(service).into_iter().map(move |other| (name.clone(), other))).collect()
+    };
+    for gone in [&["postgres"][..], &["s3", "bucket"], &["postgres", "s3", "bucket"]] {
+        let mut file = full.clone();
+        for name in gone {
+            file["services"].as_object_mut().unwrap().remove(*name).unwrap();
+            for registry in ["registry-1", "registry-2"] {
+                file["services"][registry]["depends_on"].as_object_mut().unwrap().remove(*name);
+            }
+        }
+        let left = services(&file);
+        let lost: Vec<_> = waited_for(&file).into_iter().filter(|(_, other)| !left.contains(other)).collect();
+        assert!(lost.is_empty(), "without {gone:?}: {lost:?}");
+    }
+    // Only the registries wait for them, as the page says.
+    let outside = |(name, other): &(String, String)| !name.starts_with("registry-") && ["postgres", "s3"].contains(&other.as_str());
+    let others: Vec<_> = waited_for(&full).into_iter().filter(outside).collect();
+    assert_eq!(others, [("bucket".to_owned(), "s3".to_owned())]);
+    let page = text("docs/deploy.md");
+    assert!(page.contains("below `depends_on` of `x-registry`") && text(FILE).contains("`depends_on` of `x-registry`"));
+}
+
 #[test]
 fn the_example_of_an_environment_has_every_variable_of_the_compose_file() {
     let (file, example) = (text(FILE), text("deploy/compose/env.example"));

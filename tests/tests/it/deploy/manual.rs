@@ -39,4 +39,10 @@ fn every_command_has_a_manual_page_with_its_options_and_a_second_run_writes_the_
     assert!(checked > 35 && pages.len() >= checked, "{checked} commands, {} pages", pages.len());
     let wrong = Command::new(binary("pf-man")).output().unwrap();
     assert_eq!(wrong.status.code(), Some(2));
+    for option in ["--help", "--version"] {
+        let wrong = Command::new(binary("pf-man")).arg(option).current_dir(second.path()).output().unwrap();
+        let usage = String::from_utf8_lossy(&wrong.stderr);
+        assert!(wrong.status.code() == Some(2) && usage.starts_with("usage: pf-man FOLDER"), "{option}: {usage}");
+        assert!(!second.path().join(option).exists(), "{option} is not a folder");
+    }
 }
