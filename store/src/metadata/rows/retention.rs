@@ -23,6 +23,9 @@ pub struct Expiring {
     pub digest: Digest,
     /// Its entity tag when it was chosen ([`pfr_schema::api::snapshot_etag`]).
     pub etag: Digest,
+    /// When it was pushed, in milliseconds since 1970: one that was deleted and pushed again is
+    /// another.
+    pub pushed_at: u64,
     /// [`Retention::version`] of the policies that chose it.
     pub version: u64,
 }
@@ -34,6 +37,7 @@ pub enum Expiry {
     Deleted,
     /// It was gone already.
     Gone,
-    /// It stays: its tags, or the policies, were changed since it was chosen, or it was pinned.
+    /// It stays: its tags, or the policies, were changed since it was chosen, or it was pinned, or
+    /// deleted and pushed again.
     Kept,
 }
