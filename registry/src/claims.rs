@@ -6,10 +6,11 @@
 //! ```
 //!
 //! A claim saves an upload and never decides correctness: it is a note in the memory of this
-//! process. Without it a blob is sent twice, and stored once. It ends when its push is aborted, or
-//! an upload of its push fails, or when its client does not send for [`STALL`] although it is
-//! waited for, and in any case after [`LONGEST`]. A stored blob is not missing, so its claim is
-//! not looked at any more.
+//! process. Without it a blob is sent twice, and stored once. It ends when its push is committed or
+//! aborted, or an upload of its push fails, or when its client does not send for [`STALL`] although
+//! it is waited for, and in any case after [`LONGEST`]. A stored blob is not missing, so its claim
+//! is not looked at any more, except by a caller that does not see the snapshot: for it the manifest
+//! stays missing, and so the commit ends the claim.
 //!
 //! A caller learns only of claims for a repository that it sees, or pushes to itself: without
 //! claims it could not learn that a repository that is hidden from it gets a snapshot.
@@ -60,6 +61,7 @@ struct Claim {
 
 /// A push that has made claims.
 struct Push {
+    domain: DomainName,
     repository: RepositoryName,
     state: Mutex<State>,
 }
@@ -169,10 +171,10 @@ impl Claims {
         coming
     }
 
-    /// Ends the claims of a push to `repository`, which is over.
-    pub(crate) fn end(&self, repository: &RepositoryName, push: &PushId) {
+    /// Ends the claims of a push to `repository` in `domain`, which is over.
+    pub(crate) fn end(&self, domain: &DomainName, repository: &RepositoryName, push: &PushId) {
         let found = self.0.lock().pushes.get(push).cloned();
-        if let Some(push) = found.filter(|push| push.repository == *repository) {
+        if let Some(push) = found.filter(|push| push.domain == *domain && push.repository == *repository) {
             push.release();
         }
     }
@@ -190,7 +192,7 @@ impl Inner {
         let push = found.or_else(|| {
             claims.then(|| {
                 let state = Mutex::new(State { generation: 0, working: 0, moved: now });
-                let push = Arc::new(Push { repository: asking.repository.clone(), state });
+                let push = Arc::new(Push { domain: asking.domain.clone(), repository: asking.repository.clone(), state });
                 self.pushes.insert(asking.push.clone(), Arc::clone(&push));
                 push
             })
@@ -350,10 +352,13 @@ mod tests {
     async fn a_push_that_ends_or_whose_upload_fails_loses_its_claims_at_once() {
         let claims = Claims::new();
         let (here, elsewhere) = ("a".parse().unwrap(), "b".parse().unwrap());
+        let other = "acme".parse().unwrap();
         ask(&claims, "one", 0..5, 5);
-        claims.end(&elsewhere, &PushId("one".into()));
-        assert_eq!(ask(&claims, "two", 0..5, 5).len(), 5, "a push of another repository is not ended");
-        claims.end(&here, &PushId("one".into()));
+        for (domain, repository) in [(&DomainName::default(), &elsewhere), (&other, &here)] {
+            claims.end(domain, repository, &PushId("one".into()));
+            assert_eq!(ask(&claims, "two", 0..5, 5).len(), 5, "a push of another repository or domain is not ended");
+        }
+        claims.end(&DomainName::default(), &here, &PushId("one".into()));
         assert_eq!(ask(&claims, "two", 0..5, 5), none());
         claims.upload(&PushId("two".into())).failed();
         assert_eq!(ask(&claims, "three", 0..5, 5), none());

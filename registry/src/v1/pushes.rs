@@ -117,6 +117,7 @@ pub(crate) async fn missing(
 pub(crate) async fn commit(
     Access { to: repository, domain, caller, trail, .. }: Access<Push>,
     Path(push): Path<PushId>,
+    State(app): State<App>,
     JsonBody { value: request, .. }: JsonBody<api::CommitRequest>,
 ) -> Answer<(StatusCode, Json<api::Committed>)> {
     trail.is_about(request.manifest);
@@ -124,6 +125,7 @@ pub(crate) async fn commit(
     let store = domain.store.audited(trail.change(201, Some(200)));
     let commit = store.commit_in(&repository, &push, request.manifest, request.tag, request.if_tag_is);
     let committed = commit.await.map_err(record_conflict)?;
+    app.claims.end(&domain.name, &repository, &push);
     metrics::counter!(COMMITS, "created" => if committed.created { "true" } else { "false" }).increment(1);
     let status = if committed.created { StatusCode::CREATED } else { StatusCode::OK };
     Ok((status, Json(committed)))
@@ -139,7 +141,7 @@ pub(crate) async fn commit(
 )]
 pub(crate) async fn abort(Session { repository, domain, push, .. }: Session, State(app): State<App>) -> Answer<StatusCode> {
     domain.store.abort(&push).await?;
-    app.claims.end(&repository, &push);
+    app.claims.end(&domain.name, &repository, &push);
     Ok(StatusCode::NO_CONTENT)
 }
 
