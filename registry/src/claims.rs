@@ -8,9 +8,9 @@
 //! A claim saves an upload and never decides correctness: it is a note in the memory of this
 //! process. Without it a blob is sent twice, and stored once. It ends when its push is committed or
 //! aborted, or an upload of its push fails, or when its client does not send for [`STALL`] although
-//! it is waited for, or claims in [`HELD`] later questions, and in any case after [`LONGEST`]. A stored blob is not missing, so its claim
-//! is not looked at any more, except by a caller that does not see the snapshot: for it the manifest
-//! stays missing, and so the commit ends the claim.
+//! it is waited for, or claims in [`HELD`] later questions, and in any case after [`LONGEST`]. A
+//! stored blob is not missing, so its claim is not looked at any more, except by a caller that does
+//! not see the snapshot: for it the manifest stays missing, and so the commit ends the claim.
 //!
 //! A caller learns only of claims for a repository that it sees, or pushes to itself: without
 //! claims it could not learn that a repository that is hidden from it gets a snapshot.
