@@ -6,10 +6,11 @@
 //! ```
 //!
 //! A claim saves an upload and never decides correctness: it is a note in the memory of this
-//! process. Without it a blob is sent twice, and stored once. It ends when its push is aborted, or
-//! an upload of its push fails, or when its client does not send for [`STALL`] although it is
-//! waited for, and in any case after [`LONGEST`]. A stored blob is not missing, so its claim is
-//! not looked at any more.
+//! process. Without it a blob is sent twice, and stored once. It ends when its push is committed or
+//! aborted, or an upload of its push fails, or when its client does not send for [`STALL`] although
+//! it is waited for, or claims in [`HELD`] later questions, and in any case after [`LONGEST`]. A
+//! stored blob is not missing, so its claim is not looked at any more, except by a caller that does
+//! not see the snapshot: for it the manifest stays missing, and so the commit ends the claim.
 //!
 //! A caller learns only of claims for a repository that it sees, or pushes to itself: without
 //! claims it could not learn that a repository that is hidden from it gets a snapshot.
@@ -23,6 +24,7 @@ use pfr_store::PushId;
 use std::collections::HashMap;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::time::Instant;
@@ -36,8 +38,14 @@ pub(crate) const LONGEST: Duration = Duration::from_secs(30);
 pub(crate) const WAIT: Duration = Duration::from_millis(200);
 /// Claims in memory at a time, of all domains: about 20 MiB. Beyond that no more are made.
 const MOST: usize = 112 << 10;
+/// The same of one domain and of one push: neither can keep claims from all others.
+const MOST_OF_DOMAIN: usize = MOST / 2;
+const MOST_OF_PUSH: usize = MOST / 8;
+/// A push keeps the claims of so many of its latest questions that claim, and those that its uploads
+/// may still send: what it claimed before is stored.
+const HELD: u64 = 3;
 /// How often claims that have ended are forgotten.
-const SWEEP: Duration = Duration::from_secs(5);
+const SWEEP: Duration = Duration::from_secs(2);
 
 /// The claims of this process.
 pub(crate) struct Claims(Mutex<Inner>);
@@ -45,29 +53,58 @@ pub(crate) struct Claims(Mutex<Inner>);
 struct Inner {
     /// Claims by domain: what one domain stores says nothing about another. A blob may have several
     /// claims of pushes that may not know of each other.
-    domains: HashMap<DomainName, HashMap<(Digest, Kind), Vec<Claim>>>,
+    domains: HashMap<DomainName, Blobs>,
     pushes: HashMap<PushId, Arc<Push>>,
     /// Claims in all domains, also those that have ended and are not forgotten yet.
     count: usize,
     swept: Instant,
 }
 
+/// The claims of one domain.
+#[derive(Default)]
+struct Blobs {
+    claims: HashMap<(Digest, Kind), Vec<Claim>>,
+    /// How many, as in [`Inner::count`].
+    count: usize,
+}
+
 struct Claim {
     push: Arc<Push>,
-    generation: u64,
+    /// The latest question of its push that claimed the blob.
+    question: u64,
     at: Instant,
+}
+
+impl Claim {
+    fn new(push: &Arc<Push>, question: u64, at: Instant) -> Self {
+        push.claims.fetch_add(1, Ordering::Relaxed);
+        Self { push: Arc::clone(push), question, at }
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        self.push.claims.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// A push that has made claims.
 struct Push {
+    domain: DomainName,
     repository: RepositoryName,
+    /// Its claims in memory, also those that have ended.
+    claims: AtomicUsize,
+    /// Its uploads that are under way: the number of its latest question when they began.
+    uploads: Mutex<Vec<u64>>,
     state: Mutex<State>,
 }
 
 #[derive(Clone, Copy)]
 struct State {
-    /// Grows when all claims made so far end.
-    generation: u64,
+    /// Questions that claimed.
+    questions: u64,
+    /// The claims of so many of them have ended.
+    ended: u64,
     /// Uploads on which the registry works, rather than waits for their client.
     working: u32,
     /// When the client last asked or sent something.
@@ -77,7 +114,7 @@ struct State {
 impl State {
     /// Whether a claim of the push still holds.
     fn keeps(&self, claim: &Claim, now: Instant) -> bool {
-        claim.generation == self.generation
+        claim.question > self.ended
             && now.saturating_duration_since(claim.at) < LONGEST
             && (self.working > 0 || now.saturating_duration_since(self.moved) < STALL)
     }
@@ -116,51 +153,79 @@ impl Claims {
         Self(Mutex::new(Inner { domains: HashMap::new(), pushes: HashMap::new(), count: 0, swept: Instant::now() }))
     }
 
-    /// Of these blobs, which are missing, the positions of those that other pushes send. Claims the
-    /// first `most` of the others for the push that asks.
-    pub(crate) fn ask(&self, asking: &Asking<'_>, missing: impl Iterator<Item = (usize, (Digest, Kind))>, most: u64) -> Vec<usize> {
+    /// Answers a question about groups of blobs: the positions of those that other pushes send. Of
+    /// each group, its blobs that are missing, and how many of those that nobody else sends to claim
+    /// for the push that asks: the first ones. Forgets the claims of blobs that are `stored`.
+    pub(crate) fn ask<M>(
+        &self,
+        asking: &Asking<'_>,
+        stored: impl Iterator<Item = (Digest, Kind)>,
+        groups: impl Iterator<Item = (M, u64)>,
+    ) -> Vec<usize>
+    where
+        M: Iterator<Item = (usize, (Digest, Kind))>,
+    {
+        let groups: Vec<(M, u64)> = groups.collect();
+        let may_claim = groups.iter().any(|(_, most)| *most > 0);
         let now = Instant::now();
         let mut inner = self.0.lock();
         inner.sweep(now);
-        let own = inner.push(asking, most > 0, now);
+        let own = inner.push(asking, may_claim, now);
+        let question = own.as_ref().filter(|_| may_claim).map_or(0, |own| own.next_question());
         let Inner { domains, count, .. } = &mut *inner;
         let blobs = domains.entry(asking.domain.clone()).or_default();
+        // A manifest may be hidden from the push that claimed it, and is missing for that one.
+        for name in stored.filter(|(_, kind)| *kind != Kind::Manifest) {
+            let before = blobs.claims.remove(&name).map_or(0, |claims| claims.len());
+            blobs.count -= before;
+            *count -= before;
+        }
         // Claims of one push lie side by side, so the last one that was looked at is remembered.
         let mut known: Option<Known> = None;
-        let (mut coming, mut free, mut claimed, mut lapsed) = (Vec::new(), 0_u64, 0_u64, 0_u64);
-        for (position, name) in missing {
-            let (mut is_coming, mut is_own) = (false, false);
-            for claim in blobs.get(&name).into_iter().flatten() {
-                if known.as_ref().is_none_or(|known| !Arc::ptr_eq(&known.push, &claim.push)) {
-                    known = Some(Known::of(claim, own.as_ref(), asking));
+        let (mut coming, mut claimed, mut lapsed) = (Vec::new(), 0_u64, 0_u64);
+        for (missing, most) in groups {
+            let mut free = 0_u64;
+            for (position, name) in missing {
+                let (mut is_coming, mut is_own) = (false, false);
+                for claim in blobs.claims.get_mut(&name).into_iter().flatten() {
+                    if known.as_ref().is_none_or(|known| !Arc::ptr_eq(&known.push, &claim.push)) {
+                        known = Some(Known::of(claim, own.as_ref(), asking));
+                    }
+                    if let Some(known) = &known
+                        && known.state.keeps(claim, now)
+                    {
+                        is_coming |= known.is_waited_for;
+                        if known.is_own {
+                            is_own = true;
+                            if free < most {
+                                claim.question = question;
+                            }
+                        }
+                    }
                 }
-                if let Some(known) = &known
-                    && known.state.keeps(claim, now)
-                {
-                    is_coming |= known.is_waited_for;
-                    is_own |= known.is_own;
+                if is_coming && !is_own {
+                    coming.push(position);
+                    continue;
                 }
+                free += 1;
+                let Some(own) = &own else { continue };
+                let is_full = *count >= MOST || blobs.count >= MOST_OF_DOMAIN || own.claims.load(Ordering::Relaxed) >= MOST_OF_PUSH;
+                if is_own || free > most || is_full {
+                    continue;
+                }
+                let claims = blobs.claims.entry(name).or_default();
+                let before = claims.len();
+                claims.retain(|claim| {
+                    let holds = claim.push.state.lock().keeps(claim, now);
+                    lapsed += u64::from(!holds && !Arc::ptr_eq(&claim.push, own));
+                    holds
+                });
+                *count = *count + 1 + claims.len() - before;
+                blobs.count = blobs.count + 1 + claims.len() - before;
+                claims.reserve_exact(1);
+                claims.push(Claim::new(own, question, now));
+                claimed += 1;
             }
-            if is_coming && !is_own {
-                coming.push(position);
-                continue;
-            }
-            free += 1;
-            let Some(own) = &own else { continue };
-            if is_own || free > most || *count >= MOST {
-                continue;
-            }
-            let claims = blobs.entry(name).or_default();
-            let before = claims.len();
-            claims.retain(|claim| {
-                let holds = claim.push.state.lock().keeps(claim, now);
-                lapsed += u64::from(!holds && !Arc::ptr_eq(&claim.push, own));
-                holds
-            });
-            *count = *count + 1 + claims.len() - before;
-            claims.reserve_exact(1);
-            claims.push(Claim { push: Arc::clone(own), generation: own.state.lock().generation, at: now });
-            claimed += 1;
         }
         drop(inner);
         metrics::counter!(CLAIMED).increment(claimed);
@@ -169,17 +234,22 @@ impl Claims {
         coming
     }
 
-    /// Ends the claims of a push to `repository`, which is over.
-    pub(crate) fn end(&self, repository: &RepositoryName, push: &PushId) {
+    /// Ends the claims of a push to `repository` in `domain`, which is over.
+    pub(crate) fn end(&self, domain: &DomainName, repository: &RepositoryName, push: &PushId) {
         let found = self.0.lock().pushes.get(push).cloned();
-        if let Some(push) = found.filter(|push| push.repository == *repository) {
-            push.release();
+        if let Some(push) = found.filter(|push| push.domain == *domain && push.repository == *repository) {
+            push.release(u64::MAX);
         }
     }
 
-    /// An upload of a push.
+    /// An upload of a push, which begins now.
     pub(crate) fn upload(&self, push: &PushId) -> Upload {
-        Upload(self.0.lock().pushes.get(push).cloned())
+        let push = self.0.lock().pushes.get(push).cloned();
+        let question = push.as_ref().map_or(0, |push| push.state.lock().questions);
+        if let Some(push) = &push {
+            push.uploads.lock().push(question);
+        }
+        Upload { push, question }
     }
 }
 
@@ -189,8 +259,13 @@ impl Inner {
         let found = self.pushes.get(asking.push).cloned();
         let push = found.or_else(|| {
             claims.then(|| {
-                let state = Mutex::new(State { generation: 0, working: 0, moved: now });
-                let push = Arc::new(Push { repository: asking.repository.clone(), state });
+                let push = Arc::new(Push {
+                    domain: asking.domain.clone(),
+                    repository: asking.repository.clone(),
+                    claims: AtomicUsize::new(0),
+                    uploads: Mutex::default(),
+                    state: Mutex::new(State { questions: 0, ended: 0, working: 0, moved: now }),
+                });
                 self.pushes.insert(asking.push.clone(), Arc::clone(&push));
                 push
             })
@@ -206,40 +281,67 @@ impl Inner {
         }
         self.swept = now;
         self.domains.retain(|_, blobs| {
-            blobs.retain(|_, claims| {
+            blobs.claims.retain(|_, claims| {
                 claims.retain(|claim| claim.push.state.lock().keeps(claim, now));
                 !claims.is_empty()
             });
-            !blobs.is_empty()
+            blobs.count = blobs.claims.values().map(Vec::len).sum();
+            blobs.count > 0
         });
-        self.count = self.domains.values().flat_map(HashMap::values).map(Vec::len).sum();
+        self.count = self.domains.values().map(|blobs| blobs.count).sum();
         // Uploads and claims hold theirs.
         self.pushes.retain(|_, push| Arc::strong_count(push) > 1 || now.saturating_duration_since(push.state.lock().moved) < LONGEST);
     }
 }
 
 impl Push {
-    /// Ends all claims made so far.
-    fn release(&self) {
-        self.state.lock().generation += 1;
+    /// Counts a question that claims, and ends the claims of those that lie far enough back.
+    fn next_question(&self) -> u64 {
+        let oldest_upload = self.uploads.lock().iter().min().copied();
+        let mut state = self.state.lock();
+        state.questions += 1;
+        let over = oldest_upload.unwrap_or(u64::MAX).min(state.questions).saturating_sub(HELD);
+        state.ended = state.ended.max(over);
+        state.questions
+    }
+
+    /// Ends the claims of its questions up to this one, of those that it has asked so far.
+    fn release(&self, question: u64) {
+        let mut state = self.state.lock();
+        state.ended = state.ended.max(question.min(state.questions));
     }
 }
 
 /// An upload of a push.
-pub(crate) struct Upload(Option<Arc<Push>>);
+pub(crate) struct Upload {
+    push: Option<Arc<Push>>,
+    /// The latest question of its push when it began.
+    question: u64,
+}
+
+impl Drop for Upload {
+    fn drop(&mut self) {
+        let Some(push) = &self.push else { return };
+        let mut uploads = push.uploads.lock();
+        if let Some(at) = uploads.iter().position(|question| *question == self.question) {
+            uploads.swap_remove(at);
+        }
+    }
+}
 
 impl Upload {
     /// The same bytes. The push does not stall while the registry works on them.
     pub(crate) fn watch<S>(&self, stream: S) -> Watched<S> {
-        let mut watched = Watched { stream, push: self.0.clone(), is_working: false };
+        let mut watched = Watched { stream, push: self.push.clone(), is_working: false };
         watched.note(true);
         watched
     }
 
-    /// Ends the claims of its push: nobody knows whether its client tries again.
+    /// Ends the claims that its push made before it began: nobody knows whether its client tries
+    /// again. What the push claimed since is sent by other uploads.
     pub(crate) fn failed(&self) {
-        if let Some(push) = &self.0 {
-            push.release();
+        if let Some(push) = &self.push {
+            push.release(self.question);
         }
     }
 }
@@ -305,7 +407,7 @@ mod tests {
     fn ask_in(claims: &Claims, domain: &str, repository: &str, push: &str, blobs: std::ops::Range<usize>, most: u64) -> Vec<usize> {
         let (domain, repository) = (domain.parse().unwrap(), repository.parse().unwrap());
         let asking = Asking { domain: &domain, repository: &repository, push: &PushId(push.into()), caller: &Caller::Anyone };
-        claims.ask(&asking, blobs.map(|n| (n, blob(n))), most)
+        claims.ask(&asking, std::iter::empty(), std::iter::once((blobs.map(|n| (n, blob(n))), most)))
     }
 
     fn none() -> Vec<usize> {
@@ -331,7 +433,8 @@ mod tests {
         assert_eq!(ask_in(&claims, "acme", "b", "three", 0..3, 3), [0, 1, 2]);
         let (domain, repository) = ("acme".parse().unwrap(), "a".parse().unwrap());
         let asking = Asking { domain: &domain, repository: &repository, push: &PushId("four".into()), caller: &Caller::Anyone };
-        assert_eq!(claims.ask(&asking, [(0, (blob(0).0, Kind::Run))].into_iter(), 1), none());
+        let group = ([(0, (blob(0).0, Kind::Run))].into_iter(), 1);
+        assert_eq!(claims.ask(&asking, std::iter::empty(), std::iter::once(group)), none());
     }
 
     #[tokio::test(start_paused = true)]
@@ -350,10 +453,13 @@ mod tests {
     async fn a_push_that_ends_or_whose_upload_fails_loses_its_claims_at_once() {
         let claims = Claims::new();
         let (here, elsewhere) = ("a".parse().unwrap(), "b".parse().unwrap());
+        let other = "acme".parse().unwrap();
         ask(&claims, "one", 0..5, 5);
-        claims.end(&elsewhere, &PushId("one".into()));
-        assert_eq!(ask(&claims, "two", 0..5, 5).len(), 5, "a push of another repository is not ended");
-        claims.end(&here, &PushId("one".into()));
+        for (domain, repository) in [(&DomainName::default(), &elsewhere), (&other, &here)] {
+            claims.end(domain, repository, &PushId("one".into()));
+            assert_eq!(ask(&claims, "two", 0..5, 5).len(), 5, "a push of another repository or domain is not ended");
+        }
+        claims.end(&DomainName::default(), &here, &PushId("one".into()));
         assert_eq!(ask(&claims, "two", 0..5, 5), none());
         claims.upload(&PushId("two".into())).failed();
         assert_eq!(ask(&claims, "three", 0..5, 5), none());
@@ -394,12 +500,72 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn memory_is_bounded_and_what_has_ended_is_forgotten() {
         let claims = Claims::new();
-        ask(&claims, "one", 0..MOST + 10, u64::MAX);
-        assert_eq!(claims.0.lock().count, MOST);
-        assert_eq!(ask(&claims, "two", MOST - 1..MOST + 10, 5), [MOST - 1], "what no memory is left for is sent by each");
+        ask(&claims, "one", 0..MOST, u64::MAX);
+        assert_eq!(claims.0.lock().count, MOST_OF_PUSH);
+        let last = MOST_OF_PUSH - 1;
+        assert_eq!(ask(&claims, "two", last..MOST_OF_PUSH + 10, 5), [last], "what no memory is left for is sent by each");
+        assert_eq!(ask(&claims, "three", last + 1..last + 10, 0).len(), 5, "and others still claim");
+        let mut next = MOST;
+        for (domain, in_all) in [("default", MOST_OF_DOMAIN), ("acme", MOST), ("third", MOST)] {
+            for push in 0..5 {
+                ask_in(&claims, domain, "a", &format!("{domain}-{push}"), next..next + MOST_OF_PUSH, u64::MAX);
+                next += MOST_OF_PUSH;
+            }
+            assert_eq!(claims.0.lock().count, in_all, "{domain}");
+        }
         tokio::time::advance(LONGEST + SWEEP).await;
         assert_eq!(ask(&claims, "three", 0..1, 1), none());
         let inner = claims.0.lock();
         assert_eq!((inner.count, inner.pushes.len()), (1, 1));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stored_blob_takes_no_place_and_a_manifest_keeps_its_claim() {
+        let claims = Claims::new();
+        ask(&claims, "one", 0..10, 10);
+        let (domain, repository) = (DomainName::default(), "a".parse().unwrap());
+        let asking = Asking { domain: &domain, repository: &repository, push: &PushId("one".into()), caller: &Caller::Anyone };
+        let manifest = (blob(0).0, Kind::Manifest);
+        claims.ask(&asking, std::iter::empty(), std::iter::once(([(0, manifest)].into_iter(), 1)));
+        let asking = Asking { push: &PushId("two".into()), ..asking };
+        let left = (8..10).map(|n| (n, blob(n)));
+        let stored = (0..8).map(blob).chain([manifest]);
+        assert_eq!(claims.ask(&asking, stored, std::iter::once((left, 0))), [8, 9]);
+        let inner = claims.0.lock();
+        assert_eq!((inner.count, inner.domains[&domain].count), (3, 3), "two blobs and the manifest");
+        assert_eq!(inner.pushes[&PushId("one".into())].claims.load(Ordering::Relaxed), 3);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_push_keeps_its_latest_claims_and_those_of_its_uploads() {
+        let claims = Claims::new();
+        for n in 0..10 {
+            ask(&claims, "one", 10 * n..10 * n + 10, 10);
+        }
+        assert_eq!(ask(&claims, "two", 0..100, 0), (70..100).collect::<Vec<_>>(), "what it claimed before is stored");
+        let upload = claims.upload(&PushId("one".into()));
+        for n in 10..20 {
+            ask(&claims, "one", 10 * n..10 * n + 10, 10);
+        }
+        assert_eq!(ask(&claims, "two", 0..200, 0), (70..200).collect::<Vec<_>>(), "its upload sends some of it");
+        drop(upload);
+        // What it asks about once more is claimed once more.
+        ask(&claims, "one", 170..180, 10);
+        ask(&claims, "one", 200..210, 10);
+        assert_eq!(ask(&claims, "two", 0..210, 0), (170..180).chain(190..210).collect::<Vec<_>>());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_upload_that_fails_ends_no_claim_that_was_made_after_it_began() {
+        let claims = Claims::new();
+        let push = PushId("one".into());
+        ask(&claims, "one", 0..5, 5);
+        let first = claims.upload(&push);
+        ask(&claims, "one", 5..10, 5);
+        let second = claims.upload(&push);
+        first.failed();
+        assert_eq!(ask(&claims, "two", 0..10, 0), [5, 6, 7, 8, 9]);
+        second.failed();
+        assert_eq!(ask(&claims, "two", 0..10, 0), none());
     }
 }

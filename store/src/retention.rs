@@ -139,7 +139,7 @@ impl Store {
     ) -> Result<Expiry> {
         let _room = self.metadata.make_room(Freeing::Deletion).await?;
         let etag = snapshot_etag(&snapshot.digest, &snapshot.tags);
-        let expiring = Expiring { repository: repository.clone(), digest: snapshot.digest, etag, version };
+        let expiring = Expiring { repository: repository.clone(), digest: snapshot.digest, etag, pushed_at: snapshot.pushed_at, version };
         let audit = self.audit_entry().map(|mut entry| {
             entry.record.subject = Some(policy.name.clone());
             entry

@@ -3,7 +3,8 @@
 //! a second can neither fill the log nor wash other records out of it.
 //!
 //! Nor can one that is refused for another name each time: from a number of different records in a
-//! minute on, its records are without names, and so like each other.
+//! minute on, its records are without names, and so like each other. Those of a caller without a
+//! token still say where it comes from, for a number of networks.
 
 use crate::http::address::network;
 use lru::LruCache;
@@ -11,6 +12,7 @@ use parking_lot::Mutex;
 use pfr_schema::DomainName;
 use pfr_schema::api::AuditRecord;
 use pfr_store::AuditEntry;
+use std::collections::HashMap;
 use std::net::IpAddr;
 use std::num::NonZeroUsize;
 use std::time::Duration;
@@ -24,6 +26,9 @@ const REMEMBERED: NonZeroUsize = NonZeroUsize::new(4096).expect("not zero");
 /// Different records of one caller in this time that say what they are about. All callers without a
 /// valid token are one here: addresses may be many.
 const NAMED: u32 = 60;
+/// Networks in this time that records without names name, and such records of each network.
+const SOURCES: usize = 60;
+const OF_SOURCE: u32 = 10;
 
 /// A record that is to be written, and in the log of which domain.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,13 +39,14 @@ pub(super) struct Pending {
 
 impl Pending {
     /// The same without what a caller may choose freely. It stays in the log of its domain if the
-    /// caller's token is for that one only; otherwise it is about the registry.
+    /// caller's token is for that one only; otherwise it is about the registry. Without a token
+    /// nothing but the source address says who it was.
     fn nameless(self) -> Self {
         let AuditEntry { record, status_if_there, of_registry, overrides } = self.entry;
         let own = record.token_domain.clone().filter(|own| !of_registry && record.domain.as_ref() == Some(own));
         let (domain, of_registry) = (own.clone().unwrap_or_default(), own.is_none());
-        let record =
-            AuditRecord { from: None, domain: own, repository: None, tag: None, tags: None, digest: None, subject: None, ..record };
+        let from = record.from.clone().filter(|_| record.token.is_none());
+        let record = AuditRecord { from, domain: own, repository: None, tag: None, tags: None, digest: None, subject: None, ..record };
         Self { domain, entry: AuditEntry { record, status_if_there, of_registry, overrides } }
     }
 }
@@ -52,10 +58,13 @@ type Key = (DomainName, AuditRecord);
 fn key_of(pending: &Pending) -> Key {
     let mut record = AuditRecord { request_id: None, ..pending.entry.record.clone() };
     if record.token.is_none() {
-        let address = record.from.as_deref().and_then(|from| from.parse::<IpAddr>().ok());
-        record.from = address.map(|address| network(address).to_string());
+        record.from = network_of(&record).map(|network| network.to_string());
     }
     (pending.domain.clone(), record)
+}
+
+fn network_of(record: &AuditRecord) -> Option<IpAddr> {
+    record.from.as_deref().and_then(|from| from.parse::<IpAddr>().ok()).map(network)
 }
 
 struct Repeat {
@@ -72,6 +81,28 @@ struct Recent {
     records: u32,
 }
 
+/// Where the callers of records without names came from, and how many records each network has had.
+struct Sources {
+    since: Instant,
+    records: HashMap<IpAddr, u32>,
+}
+
+impl Sources {
+    /// Counts one more record; whether it may say where it comes from.
+    fn may_say(&mut self, record: &AuditRecord, now: Instant) -> bool {
+        if now.duration_since(self.since) >= WINDOW {
+            *self = Self { since: now, records: HashMap::new() };
+        }
+        let Some(network) = network_of(record) else { return false };
+        if self.records.len() >= SOURCES && !self.records.contains_key(&network) {
+            return false;
+        }
+        let records = self.records.entry(network).or_default();
+        *records = records.saturating_add(1);
+        *records <= OF_SOURCE
+    }
+}
+
 /// Records that were written a moment ago.
 pub(super) struct Repeats(Mutex<State>);
 
@@ -79,11 +110,13 @@ struct State {
     known: LruCache<Key, Repeat>,
     /// By the id of the token.
     callers: LruCache<Option<String>, Recent>,
+    sources: Sources,
 }
 
 impl Default for Repeats {
     fn default() -> Self {
-        Self(Mutex::new(State { known: LruCache::new(REMEMBERED), callers: LruCache::new(REMEMBERED) }))
+        let sources = Sources { since: Instant::now(), records: HashMap::new() };
+        Self(Mutex::new(State { known: LruCache::new(REMEMBERED), callers: LruCache::new(REMEMBERED), sources }))
     }
 }
 
@@ -92,11 +125,15 @@ impl Repeats {
     pub(super) fn take(&self, mut pending: Pending) -> Vec<Pending> {
         let now = Instant::now();
         let mut state = self.0.lock();
-        let State { known, callers } = &mut *state;
+        let State { known, callers, sources } = &mut *state;
         let mut key = key_of(&pending);
         if !known.contains(&key) && !may_name(callers, &pending.entry.record.token, now) {
             pending = pending.nameless();
             key = key_of(&pending);
+            if !known.contains(&key) && !sources.may_say(&pending.entry.record, now) {
+                pending.entry.record.from = None;
+                key = key_of(&pending);
+            }
         }
         if let Some(repeat) = known.get_mut(&key) {
             repeat.more += 1;
@@ -223,6 +260,35 @@ mod tests {
         assert!(counted.iter().all(|pending| pending.entry.of_registry && pending.entry.record.domain.is_none()), "{counted:?}");
         assert_eq!(said(counted), vec![(String::new(), Some(1000 - NAMED as u64 - 1)); 2]);
         assert_eq!(ask(None).len(), named + 1, "another minute");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stranger_in_a_flood_of_others_is_named_by_its_address() {
+        let repeats = Repeats::default();
+        let from = |address: &str, operation: &str| -> Vec<Option<String>> {
+            let mut pending = refused("a", 0);
+            (pending.entry.record.from, pending.entry.record.operation) = (Some(address.to_owned()), operation.to_owned());
+            repeats.take(pending).into_iter().map(|pending| pending.entry.record.from).collect()
+        };
+        // So many addresses that records have no names any more.
+        for n in 0..NAMED {
+            assert_eq!(from(&format!("10.0.1.{n}"), "put_tag").len(), 1);
+        }
+        assert_eq!(from("2001:db8::7", "put_tag"), [Some("2001:db8::7".to_owned())]);
+        assert_eq!(from("2001:db8::8", "put_tag"), [] as [Option<String>; 0], "the same network is one source");
+        // One source makes many different requests: it cannot fill the log either.
+        let many: Vec<_> = (0..1000).flat_map(|n| from("10.0.2.1", &format!("operation-{n}"))).collect();
+        assert_eq!(many.iter().filter(|from| from.is_some()).count(), OF_SOURCE as usize);
+        // Two sources are known already, and for more than the rest there is no room.
+        let others: Vec<_> = (0..200).flat_map(|n| from(&format!("10.0.3.{n}"), "put_tag")).collect();
+        assert_eq!(others.iter().filter(|from| from.is_some()).count(), SOURCES - 2);
+        assert_eq!(others.len(), SOURCES - 1, "the others are one record without an address");
+        tokio::time::advance(WINDOW).await;
+        repeats.due(true);
+        for n in 0..NAMED {
+            from(&format!("10.0.4.{n}"), "put_tag");
+        }
+        assert_eq!(from("10.0.3.199", "put_tag"), [Some("10.0.3.199".to_owned())], "another minute");
     }
 
     #[test]

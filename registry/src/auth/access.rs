@@ -197,7 +197,7 @@ impl FromRequestParts<App> for Session {
         let Path(push): Path<PushId> = Path::from_request_parts(parts, app).await?;
         let found = domain.store.live_push(&repository, &push).await;
         if let Err(Error::PushUnknown(_)) = &found {
-            app.claims.end(&repository, &push);
+            app.claims.end(&domain.name, &repository, &push);
         }
         Ok(Self { push: found?, repository, domain, caller })
     }

@@ -7,6 +7,7 @@
 use super::caller::{Caller, KnownCaller};
 use super::credentials::{self, Credential};
 use crate::audit::Trail;
+use crate::http::permit::wait_for;
 use crate::jwt::{Failure, Issuers};
 use crate::problem::ApiError;
 use crate::rates::Rates;
@@ -24,8 +25,16 @@ use tokio::sync::Semaphore;
 const FRESH: Duration = Duration::from_secs(5);
 /// Tokens that are remembered; of more, those that were used last.
 const TOKENS: NonZeroUsize = NonZeroUsize::new(4096).expect("not zero");
+/// Unknown tokens that are remembered as such. They have a memory of their own: a flood of made-up
+/// ones must not push valid ones out.
+const UNKNOWN: NonZeroUsize = NonZeroUsize::new(1024).expect("not zero");
 /// Unknown tokens that the database is asked about at a time.
 const QUESTIONS: usize = 2;
+/// How long a request with an unknown token waits for its turn to ask.
+const TURN: Duration = Duration::from_secs(5);
+
+/// What a request is told whose turn does not come.
+const BUSY: &str = "the registry checks as many unknown access tokens as it may; this says nothing about the token, try again in a moment";
 
 /// What the database said about a token.
 struct Known {
@@ -34,29 +43,45 @@ struct Known {
     row: Option<Arc<AccessTokenRow>>,
 }
 
+impl Known {
+    /// Whether it is still believed, and the token.
+    fn read(&self) -> (bool, Option<Arc<AccessTokenRow>>) {
+        (self.asked.elapsed() < FRESH, self.row.clone())
+    }
+}
+
 /// What the database said about tokens, by the hash of the complete token.
 struct Tokens {
+    /// Tokens that there are.
     known: LruCache<Digest, Known>,
+    /// Tokens that there are not.
+    unknown: LruCache<Digest, Known>,
     /// How many were revoked by this process.
     revoked: u64,
 }
 
 impl Tokens {
     fn new() -> Self {
-        Self { known: LruCache::new(TOKENS), revoked: 0 }
+        Self { known: LruCache::new(TOKENS), unknown: LruCache::new(UNKNOWN), revoked: 0 }
     }
 
     /// What is known of a token, and whether that is still believed.
     fn get(&mut self, hash: &Digest) -> Option<(bool, Option<Arc<AccessTokenRow>>)> {
-        self.known.get(hash).map(|known| (known.asked.elapsed() < FRESH, known.row.clone()))
+        self.known.get(hash).or_else(|| self.unknown.get(hash)).map(Known::read)
     }
 
     /// Keeps an answer of the database that was asked for when so many had been revoked. One that
     /// is older than a revocation is not kept: it may be about the revoked token.
     fn keep(&mut self, hash: Digest, known: Known, revoked: u64) {
-        if self.revoked == revoked {
-            self.known.put(hash, known);
+        if self.revoked != revoked {
+            return;
         }
+        let (is_in, is_not_in) = match known.row {
+            Some(_) => (&mut self.known, &mut self.unknown),
+            None => (&mut self.unknown, &mut self.known),
+        };
+        is_in.put(hash, known);
+        is_not_in.pop(&hash);
     }
 
     fn forget(&mut self, id: &AccessTokenId) {
@@ -77,22 +102,23 @@ pub(crate) struct Gate {
     rates: Arc<Rates>,
     known: Mutex<Tokens>,
     /// Places for questions about unknown tokens.
-    questions: Semaphore,
+    questions: Arc<Semaphore>,
     /// Those whose tokens are accepted besides our own.
     issuers: Option<Arc<Issuers>>,
 }
 
 impl Gate {
     pub(crate) fn new(tokens: AccessTokens, clock: Clock, issuers: Option<Arc<Issuers>>, rates: Arc<Rates>) -> Self {
-        Self { tokens, clock, rates, known: Mutex::new(Tokens::new()), questions: Semaphore::new(QUESTIONS), issuers }
+        Self { tokens, clock, rates, known: Mutex::new(Tokens::new()), questions: Arc::new(Semaphore::new(QUESTIONS)), issuers }
     }
 
     /// The caller of a request.
     ///
     /// # Errors
     /// `unauthorized`, with one message for all reasons. `rate_limited` for a source address
-    /// without a valid token that asks too often. `unavailable` if the database cannot be asked, or
-    /// an issuer for its keys: that says nothing about the token.
+    /// without a valid token that asks too often. `overloaded` if too many unknown tokens came
+    /// before this one; `unavailable` if the database cannot be asked, or an issuer for its keys:
+    /// both say nothing about the token.
     pub(super) async fn caller(&self, parts: &Parts) -> Result<Caller, ApiError> {
         let address = parts.extensions.get::<Trail>().and_then(Trail::source);
         let refused = || {
@@ -129,7 +155,7 @@ impl Gate {
                 // A flood of made-up tokens must not become one of questions to the database. A
                 // valid token waits for its turn: it may come from the same address.
                 let is_known = matches!(before, Some((_, Some(_))));
-                let _turn = if is_known { None } else { self.questions.acquire().await.ok() };
+                let _turn = if is_known { None } else { Some(wait_for(&self.questions, TURN, BUSY).await?) };
                 let (asked, revoked) = (Instant::now(), self.known.lock().revoked);
                 let row = self.tokens.find(&token).await?.map(Arc::new);
                 self.known.lock().keep(hash, Known { asked, row: row.clone() }, revoked);
@@ -168,27 +194,69 @@ impl Gate {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Config;
+    use axum::http::{Request, header};
     use pfr_schema::AccessToken;
+    use pfr_store::{Domains, Options, Store};
+
+    /// What the database says about a token that it has.
+    fn known(token: &AccessToken) -> Known {
+        let row = AccessTokenRow {
+            id: token.id(),
+            hash: token.hash(),
+            label: String::new(),
+            domain: None,
+            scopes: Vec::new(),
+            created_at: 0,
+            expires_at: None,
+            used_at: None,
+            revoked_at: None,
+        };
+        Known { asked: Instant::now(), row: Some(Arc::new(row)) }
+    }
+
+    fn unknown() -> Known {
+        Known { asked: Instant::now(), row: None }
+    }
+
+    #[test]
+    fn made_up_tokens_push_no_valid_one_out() {
+        let mut tokens = Tokens::new();
+        let valid = AccessToken::new([1; 8], [2; 32]);
+        tokens.keep(valid.hash(), known(&valid), 0);
+        for n in 0..TOKENS.get() + UNKNOWN.get() {
+            tokens.keep(Digest::sha256(&n.to_le_bytes()), unknown(), 0);
+        }
+        assert!(tokens.get(&valid.hash()).is_some_and(|(_, row)| row.is_some()));
+        assert_eq!(tokens.unknown.len(), UNKNOWN.get(), "and the made-up ones have their own bound");
+        // A token is one or the other.
+        tokens.keep(valid.hash(), unknown(), 0);
+        assert!(tokens.get(&valid.hash()).is_some_and(|(_, row)| row.is_none()));
+        tokens.keep(valid.hash(), known(&valid), 0);
+        assert!(tokens.get(&valid.hash()).is_some_and(|(_, row)| row.is_some()));
+    }
+
+    #[tokio::test]
+    async fn an_unknown_token_waits_for_its_turn_only_so_long() {
+        let store = Store::open_in_memory(Options::default()).await.unwrap();
+        let tokens = Domains::new(store, None).access_tokens();
+        let gate = Gate::new(tokens, Clock::system(), None, Rates::new(&Config::default()));
+        let made_up = AccessToken::new([1; 8], [2; 32]);
+        let request = Request::builder().header(header::AUTHORIZATION, format!("Bearer {}", made_up.expose())).body(()).unwrap();
+        let (parts, ()) = request.into_parts();
+        let questions = Arc::clone(&gate.questions).acquire_many_owned(QUESTIONS as u32).await.unwrap();
+        tokio::time::pause();
+        let refused = gate.caller(&parts).await.err().unwrap();
+        assert_eq!((refused.code, refused.retry_after()), (ErrorCode::Overloaded, Some(1)));
+        tokio::time::resume();
+        drop(questions);
+        assert_eq!(gate.caller(&parts).await.err().unwrap().code, ErrorCode::Unauthorized);
+    }
 
     #[test]
     fn an_answer_from_before_a_revocation_is_not_believed_after_it() {
         let (token, other) = (AccessToken::new([1; 8], [2; 32]), AccessToken::new([3; 8], [4; 32]));
         let mut tokens = Tokens::new();
-        let known = |token: &AccessToken| {
-            let (id, hash) = (token.id(), token.hash());
-            let row = AccessTokenRow {
-                id,
-                hash,
-                label: String::new(),
-                domain: None,
-                scopes: Vec::new(),
-                created_at: 0,
-                expires_at: None,
-                used_at: None,
-                revoked_at: None,
-            };
-            Known { asked: Instant::now(), row: Some(Arc::new(row)) }
-        };
         tokens.keep(token.hash(), known(&token), tokens.revoked);
         tokens.keep(other.hash(), known(&other), tokens.revoked);
         assert!(tokens.get(&token.hash()).is_some_and(|(is_fresh, row)| is_fresh && row.is_some()));
@@ -198,7 +266,7 @@ mod tests {
         tokens.keep(token.hash(), known(&token), before);
         assert!(tokens.get(&token.hash()).is_none());
         assert!(tokens.get(&other.hash()).is_some());
-        tokens.keep(token.hash(), Known { asked: Instant::now(), row: None }, tokens.revoked);
+        tokens.keep(token.hash(), unknown(), tokens.revoked);
         assert!(tokens.get(&token.hash()).is_some_and(|(_, row)| row.is_none()));
     }
 }

@@ -37,6 +37,12 @@ pub enum TlsError {
         /// The system's reason.
         source: std::io::Error,
     },
+    /// A file is too long for a certificate or a key.
+    #[error("{} has more than {FILE_BYTES} bytes, too many for a certificate or a key", path.display())]
+    TooLong {
+        /// The file.
+        path: PathBuf,
+    },
     /// A file does not have what belongs there.
     #[error("{} has no {what}: expected PEM, with lines -----BEGIN {marker}-----{}", path.display(), advice(marker))]
     Missing {
@@ -207,8 +213,12 @@ fn date(seconds: u64) -> String {
 
 fn contents(path: &Path) -> Result<Vec<u8>, TlsError> {
     let mut bytes = Vec::new();
-    let read = std::fs::File::open(path).and_then(|file| file.take(FILE_BYTES).read_to_end(&mut bytes));
+    let read = std::fs::File::open(path).and_then(|file| file.take(FILE_BYTES + 1).read_to_end(&mut bytes));
     read.map_err(|source| TlsError::Read { path: path.into(), source })?;
+    // A chain that is cut may still be one, of fewer certificates.
+    if bytes.len() as u64 > FILE_BYTES {
+        return Err(TlsError::TooLong { path: path.into() });
+    }
     Ok(bytes)
 }
 
@@ -272,6 +282,14 @@ mod tests {
             std::fs::write(&other, text).unwrap();
             assert!(refusal(&other, &key).contains(says), "{}", refusal(&other, &key));
         }
+        // The certificate is at the beginning of the file.
+        let mut long = std::fs::read(&certificate).unwrap();
+        long.resize(FILE_BYTES as usize, b'\n');
+        std::fs::write(&other, &long).unwrap();
+        assert!(Tls::of(&config(&other, &key)).unwrap().is_some());
+        long.push(b'\n');
+        std::fs::write(&other, &long).unwrap();
+        assert!(refusal(&other, &key).contains("other has more than 1048576 bytes"), "{}", refusal(&other, &key));
         let absent = refusal(&certificate, &dir.path().join("absent"));
         assert!(absent.starts_with("cannot read ") && absent.contains("absent: No such file"), "{absent}");
         std::fs::write(&other, "-----BEGIN ENCRYPTED PRIVATE KEY-----\nAAAA\n-----END ENCRYPTED PRIVATE KEY-----\n").unwrap();

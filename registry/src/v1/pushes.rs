@@ -87,12 +87,17 @@ pub(crate) async fn missing(
     let asked = if claiming.is_empty() { Vec::new() } else { wanted.clone() };
     let positions = caller.missing(&domain, &push, wanted).await?;
     let asking = Asking { domain: &domain.name, repository: &repository, push: &push, caller: &caller };
-    let mut coming = Vec::new();
-    for (group, most) in claiming {
-        let bounds = [group.start, group.end].map(|bound| positions.partition_point(|position| *position < bound));
-        let missing = positions[bounds[0]..bounds[1]].iter().map(|position| (*position, asked[*position]));
-        coming.extend(app.claims.ask(&asking, missing, most));
-    }
+    let coming = if claiming.is_empty() {
+        Vec::new()
+    } else {
+        let in_groups = claiming.iter().flat_map(|(group, _)| group.clone());
+        let stored = in_groups.filter(|position| positions.binary_search(position).is_err()).map(|position| asked[position]);
+        let groups = claiming.iter().map(|(group, most)| {
+            let bounds = [group.start, group.end].map(|bound| positions.partition_point(|position| *position < bound));
+            (positions[bounds[0]..bounds[1]].iter().map(|position| (*position, asked[*position])), *most)
+        });
+        app.claims.ask(&asking, stored, groups)
+    };
     let wait_ms = (!coming.is_empty()).then_some(claims::WAIT.as_millis() as u64);
     Ok(Json(api::MissingResponse { missing: ranges(positions), coming: ranges(coming), wait_ms }))
 }
@@ -117,6 +122,7 @@ pub(crate) async fn missing(
 pub(crate) async fn commit(
     Access { to: repository, domain, caller, trail, .. }: Access<Push>,
     Path(push): Path<PushId>,
+    State(app): State<App>,
     JsonBody { value: request, .. }: JsonBody<api::CommitRequest>,
 ) -> Answer<(StatusCode, Json<api::Committed>)> {
     trail.is_about(request.manifest);
@@ -124,6 +130,7 @@ pub(crate) async fn commit(
     let store = domain.store.audited(trail.change(201, Some(200)));
     let commit = store.commit_in(&repository, &push, request.manifest, request.tag, request.if_tag_is);
     let committed = commit.await.map_err(record_conflict)?;
+    app.claims.end(&domain.name, &repository, &push);
     metrics::counter!(COMMITS, "created" => if committed.created { "true" } else { "false" }).increment(1);
     let status = if committed.created { StatusCode::CREATED } else { StatusCode::OK };
     Ok((status, Json(committed)))
@@ -139,7 +146,7 @@ pub(crate) async fn commit(
 )]
 pub(crate) async fn abort(Session { repository, domain, push, .. }: Session, State(app): State<App>) -> Answer<StatusCode> {
     domain.store.abort(&push).await?;
-    app.claims.end(&repository, &push);
+    app.claims.end(&domain.name, &repository, &push);
     Ok(StatusCode::NO_CONTENT)
 }
 

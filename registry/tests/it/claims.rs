@@ -1,11 +1,11 @@
 //! Claims: a session that asks what is missing learns what others are about to send, and nothing
 //! that it may not know.
 
-use crate::common::snapshot::{page, stream};
+use crate::common::snapshot::{page, snapshot, stream};
 use crate::common::{REPO, Registry, ok, refused};
 use pfr_schema::api::{self, FramesStored, MissingResponse};
 use pfr_schema::tree::Document;
-use pfr_schema::{AccessToken, Digest, ErrorCode, Kind};
+use pfr_schema::{AccessToken, Digest, ErrorCode, Kind, media_type};
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 
@@ -108,5 +108,34 @@ async fn a_caller_learns_nothing_of_sessions_in_repositories_that_it_does_not_se
         let request = registry.request(Method::POST, &format!("{session}/missing")).json(&body);
         let answer: MissingResponse = ok(registry.send_as(token, request).await).await;
         assert_eq!((&answer.missing, &answer.coming), (&all, coming), "{why}");
+    }
+}
+
+/// Its manifest stays missing for them: without the end of the claim each would wait for the one
+/// before until its claim ends by time.
+#[tokio::test]
+async fn callers_that_may_not_pull_do_not_wait_for_a_push_that_was_committed() {
+    let registry = Registry::start_with(|config| config.require_tokens = true).await;
+    let writer = registry.token(&["x/*:push"]).await;
+    let made = snapshot(0..4, vec![]);
+    let mut sessions = Vec::new();
+    for repo in ["x%2Fa"; 8] {
+        sessions.push(open_as(&registry, &writer, repo).await);
+    }
+    let ask = async |session: &str, claim: u64| -> MissingResponse {
+        let body = json!({"groups": [{"kind": "manifest", "digests": [made.manifest], "claim": claim}]});
+        let request = registry.request(Method::POST, &format!("{session}/missing")).json(&body);
+        ok(registry.send_as(&writer, request).await).await
+    };
+    for (n, session) in sessions.iter().enumerate() {
+        let asked = ask(session, 1).await;
+        assert_eq!((asked.missing, asked.coming), (vec![(0, 1)], vec![]), "client {n}");
+        if let Some(next) = sessions.get(n + 1) {
+            assert_eq!(ask(next, 0).await.coming, [(0, 1)], "client {n} is about to send it");
+        }
+        let frames = registry.request(Method::PUT, &format!("{session}/frames")).header("content-type", media_type::FRAMES);
+        let _: FramesStored = ok(registry.send_as(&writer, frames.body(made.stream())).await).await;
+        let commit = registry.request(Method::POST, &format!("{session}/commit"));
+        let _: api::Committed = ok(registry.send_as(&writer, commit.json(&json!({"manifest": made.manifest}))).await).await;
     }
 }

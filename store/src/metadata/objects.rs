@@ -153,11 +153,18 @@ pub(super) async fn lock<T: Tx>(tx: &mut T, ids: &[ObjectId]) -> Outcome<()> {
 /// Waits for all transactions that change objects, nodes, live bytes of packs, which snapshots
 /// there are or where tags point, and keeps others out until this one ends. Each of them locks
 /// objects before it changes any of that. Call it before anything is locked.
+///
+/// Whatever comes later waits behind this lock, also while it is not granted. So it gives up after
+/// five seconds behind a slow transaction: [`Error::Overloaded`](crate::error::Error::Overloaded).
 pub(super) async fn lock_all<T: Tx>(tx: &mut T) -> Outcome<()> {
     // A weaker lock lets others lock rows. They would then wait for this transaction before they
     // change them, and this one for their rows.
     const LOCK: Sql = Sql::only_postgres("LOCK TABLE objects IN EXCLUSIVE MODE");
-    tx.execute(LOCK, &[]).await.map(drop)
+    const LIMIT: Sql = Sql::only_postgres("SET LOCAL lock_timeout = '5s'");
+    const NO_LIMIT: Sql = Sql::only_postgres("SET LOCAL lock_timeout = DEFAULT");
+    tx.execute(LIMIT, &[]).await?;
+    tx.execute(LOCK, &[]).await?;
+    tx.execute(NO_LIMIT, &[]).await.map(drop)
 }
 
 /// Adds references, or takes them away.

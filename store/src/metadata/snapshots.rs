@@ -41,11 +41,11 @@ pub(super) async fn delete_snapshot<T: Tx>(
 }
 
 pub(super) async fn expire<T: Tx>(tx: &mut T, expiring: &Expiring, audit: Option<&AuditEntry>) -> Outcome<Expiry> {
-    let Expiring { repository, digest, etag, version } = expiring;
+    let Expiring { repository, digest, etag, pushed_at, version } = expiring;
     if !retention::is_current(tx, *version).await? {
         return Ok(Expiry::Kept);
     }
-    let condition = Condition { etag: Some(etag), unpinned: true, unlisted: true, ..Condition::default() };
+    let condition = Condition { etag: Some(etag), pushed_at: Some(*pushed_at), unpinned: true, unlisted: true, ..Condition::default() };
     match delete_if(tx, repository, digest, condition).await {
         Ok(true) => {}
         Ok(false) | Err(Fail::Store(Error::TagsMoved { .. })) => return Ok(Expiry::Kept),
@@ -71,6 +71,8 @@ struct Condition<'a> {
     etag: Option<&'a Digest>,
     /// It was last used then.
     used_at: Option<u64>,
+    /// It was pushed then.
+    pushed_at: Option<u64>,
     /// Nothing pins it.
     unpinned: bool,
     /// None of its tags is immutable.
@@ -79,7 +81,7 @@ struct Condition<'a> {
     unlisted: bool,
 }
 
-/// Deletes a snapshot. Returns false if it was used or pinned since, or is listed.
+/// Deletes a snapshot. Returns false if it was used, pinned or pushed again since, or is listed.
 async fn delete_if<T: Tx>(tx: &mut T, repository: &RepositoryName, digest: &Digest, condition: Condition<'_>) -> Outcome<bool> {
     let id = visible(tx, repository).await?;
     let (_, object) = manifest_row(tx, id, repository, digest).await?;
@@ -87,9 +89,9 @@ async fn delete_if<T: Tx>(tx: &mut T, repository: &RepositoryName, digest: &Dige
     // Read once more under the lock: no other transaction can delete it or move a tag to it now.
     let (manifest, object) = manifest_row(tx, id, repository, digest).await?;
     // A transaction that pins it waits for this row.
-    let wanted =
-        "SELECT id FROM manifests WHERE id = $1 AND ($2::bigint IS NULL OR used_at = $2) AND ($3 = false OR pinned = 0) FOR UPDATE";
-    let row: Option<i64> = tx.first(wanted, values![manifest, condition.used_at, condition.unpinned]).await?;
+    let wanted = "SELECT id FROM manifests WHERE id = $1 AND ($2::bigint IS NULL OR used_at = $2) AND ($3 = false OR pinned = 0)
+                  AND ($4::bigint IS NULL OR pushed_at = $4) FOR UPDATE";
+    let row: Option<i64> = tx.first(wanted, values![manifest, condition.used_at, condition.unpinned, condition.pushed_at]).await?;
     if row.is_none() {
         return Ok(false);
     }

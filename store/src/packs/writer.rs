@@ -181,10 +181,16 @@ impl PackWriter {
         let frames = std::mem::take(&mut self.frames);
         let stored = self.store.metadata.finish_pack(push, self.id, sizes, frames, self.store.options.lease).await;
         if let Err(
-            Error::Full(_) | Error::QuotaExceeded { .. } | Error::PushUnknown(_) | Error::Missing { .. } | Error::WrongShape { .. },
+            Error::Full(_)
+            | Error::QuotaExceeded { .. }
+            | Error::PushUnknown(_)
+            | Error::Missing { .. }
+            | Error::WrongShape { .. }
+            | Error::Invalid(_),
         ) = stored
+            && self.discard().await
         {
-            self.discard().await;
+            return stored;
         }
         self.remove_if_lost(stored).await
     }
@@ -224,17 +230,23 @@ impl PackWriter {
 
     /// Deletes the bytes and the row of a pack whose frames were refused: they would take up room
     /// until its lease ends, and a retry sends them again. Best effort: collection finds it by its
-    /// row when its lease ends.
-    async fn discard(&mut self) {
+    /// row when its lease ends. Returns whether the bytes are gone.
+    async fn discard(&mut self) -> bool {
         // Only a later transaction that finds it unfinished proves that the failed one did not take
         // place.
         if let Err(error) = self.store.metadata.renew_pack(None, self.id, self.store.options.lease).await {
             tracing::debug!(%error, pack = self.key, "a pack was refused, leaving its bytes to collection");
-            return;
+            return false;
         }
         match self.store.packs.delete(&path(&self.key)).await {
-            Ok(()) => self.forget().await,
-            Err(error) => tracing::debug!(%error, pack = self.key, "deleting the bytes of a refused pack failed"),
+            Ok(()) => {
+                self.forget().await;
+                true
+            }
+            Err(error) => {
+                tracing::debug!(%error, pack = self.key, "deleting the bytes of a refused pack failed");
+                false
+            }
         }
     }
 

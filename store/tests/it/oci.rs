@@ -1,14 +1,14 @@
 //! Images and uploads of the OCI API, over the same tables, packs and collection as snapshots.
 
 use crate::common::rig::{Backend, Rig};
-use crate::common::{repository, snapshot, tag};
+use crate::common::{pieces, repository, snapshot, tag};
 use bytes::Bytes;
 use futures::{StreamExt as _, TryStreamExt as _};
 use pfr_schema::codec::Codec;
 use pfr_schema::digest::Algorithm;
 use pfr_schema::frame::end_mark;
 use pfr_schema::{Digest, Document, ErrorCode, Kind, RepositoryName, media_type};
-use pfr_store::{BodyStream, Error, ManifestName, Options, Store, document_frame};
+use pfr_store::{BodyStream, Error, ManifestName, Options, PackState, Store, document_frame};
 use pfr_testkit::frames;
 use serde_json::{Value, json};
 
@@ -18,6 +18,7 @@ on_backends!([sqlite = SqliteDisk, postgres_s3 = PostgresS3]:
     a_manifest_is_refused_without_what_it_lists,
     a_rebuild_brings_images_back,
     a_snapshot_is_an_artifact_and_an_image_is_no_snapshot,
+    an_image_that_is_uploaded_as_a_manifest_leaves_no_pack,
 );
 
 fn body(bytes: &[u8]) -> BodyStream {
@@ -251,6 +252,23 @@ async fn a_snapshot_is_an_artifact_and_an_image_is_no_snapshot(backend: Backend)
     assert_eq!(store.snapshots(&repository(), None, 10).await.unwrap().rows.len(), 1);
     assert_eq!(store.repositories(None, 10).await.unwrap().rows[0].snapshots, 1);
     assert_eq!(store.snapshot(&repository(), &Digest::sha256(&picture)).await.unwrap_err().code(), ErrorCode::SnapshotUnknown);
+    is_sound(&rig).await;
+}
+
+async fn an_image_that_is_uploaded_as_a_manifest_leaves_no_pack(backend: Backend) {
+    let rig = Rig::still(backend, Options::default()).await;
+    let store = &rig.store;
+    put(store, &repository(), b"{}").await;
+    let picture = image(b"{}", &[], None);
+    let digest = store.put_image(&repository(), picture.clone(), None, vec![tag("image")]).await.unwrap();
+    let files = rig.pack_files().await;
+    let session = store.open_push(&repository()).await.unwrap().id;
+    let upload = frames::stream([frames::of(&Document { digest, kind: Kind::Manifest, bytes: picture })]);
+    let refused = store.ingest(&session, pieces(&upload, 777)).await.unwrap_err();
+    assert!(matches!(&refused, Error::Invalid(text) if text.contains("is stored as an image")), "{refused}");
+    assert_eq!(rig.pack_files().await, files, "the bytes of the refused pack are deleted");
+    let packs = rig.metadata.packs(None, 100).await.unwrap();
+    assert!(packs.iter().all(|pack| pack.state == PackState::Live), "and its row: {packs:?}");
     is_sound(&rig).await;
 }
 

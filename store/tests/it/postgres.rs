@@ -13,7 +13,7 @@ use pfr_schema::journal::Record;
 use pfr_schema::{Digest, ErrorCode, Kind, Limits, Tag};
 use pfr_store::{
     Collected, Commit, Error, JournalRow, Metadata, Moved, NewContainer, NewFrame, ObjectRow, PackSizes, PostgresMetadata, PostgresOptions,
-    PushId, Result, TagMove,
+    PushId, QuotaLimits, Result, TagMove,
 };
 use pfr_testkit::postgres::{Cluster, Durability};
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection, raw_sql};
@@ -716,6 +716,32 @@ async fn a_server_that_falls_silent_is_not_waited_for_for_ever() {
         assert_eq!(stopped.load(Ordering::Relaxed), 4);
         push(&*store, &[round], "t").await.unwrap();
     }
+    assert_sound(&*store).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_quota_that_waits_for_a_slow_transaction_gives_up_and_lets_pushes_go_on() {
+    let url = pfr_testkit::postgres::database();
+    let store = connect(&url).await;
+    push(&*store, &[1], "t").await.unwrap();
+    let mut slow = PgConnection::connect(&url).await.unwrap();
+    for statement in ["BEGIN", "LOCK TABLE objects IN ROW EXCLUSIVE MODE"] {
+        raw_sql(statement).execute(&mut slow).await.unwrap();
+    }
+    let limits = QuotaLimits { snapshots: Some(9), ..QuotaLimits::default() };
+    let setting = tokio::spawn({
+        let store = Arc::clone(&store);
+        async move { store.set_quota(limits, None).await }
+    });
+    let waiting = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
+    while pfr_testkit::postgres::sql(&url, waiting) == "0" {
+        tokio::task::yield_now().await;
+    }
+    // It waits behind the one that sets the quota, until that one gives up.
+    push(&*store, &[7, 8], "u").await.unwrap();
+    assert_eq!(setting.await.unwrap().unwrap_err().code(), ErrorCode::Overloaded);
+    raw_sql("COMMIT").execute(&mut slow).await.unwrap();
+    assert!(store.set_quota(limits, None).await.unwrap().is_some());
     assert_sound(&*store).await;
 }
 

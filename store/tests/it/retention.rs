@@ -136,8 +136,8 @@ async fn what_changed_since_it_was_chosen_stays(backend: Backend) {
     set(metadata, all.clone()).await;
     let version = metadata.retention().await.unwrap().version;
     let chosen = async |digest: &Digest| {
-        let SnapshotSummary { digest, tags, .. } = rig.store.snapshot(&repository(), digest).await.unwrap().into();
-        Expiring { repository: repository(), digest, etag: snapshot_etag(&digest, &tags), version }
+        let SnapshotSummary { digest, tags, pushed_at, .. } = rig.store.snapshot(&repository(), digest).await.unwrap().into();
+        Expiring { repository: repository(), digest, etag: snapshot_etag(&digest, &tags), pushed_at, version }
     };
     let expire = async |expiring: &Expiring| metadata.expire_snapshot(expiring.clone(), Some(entry("expire"))).await.unwrap();
     let first = chosen(&made[0]).await;
@@ -151,7 +151,14 @@ async fn what_changed_since_it_was_chosen_stays(backend: Backend) {
     assert_eq!(expire(&first).await, Expiry::Kept, "the policies were set again");
     assert_eq!(metadata.retention().await.unwrap().version, version + 1);
     assert_eq!(recorded(metadata).await, []);
-    let now = Expiring { version: version + 1, ..first };
+    let chosen_before = Expiring { version: version + 1, ..chosen(&made[0]).await };
+    rig.store.delete_snapshot(&repository(), &made[0]).await.unwrap();
+    push(&rig.store, &snapshot(&[0], vec![]), "t0").await.unwrap();
+    rig.store.put_tag(&repository(), tag("more"), made[0], None).await.unwrap();
+    let now = Expiring { version: version + 1, ..chosen(&made[0]).await };
+    assert_eq!((now.etag, now.digest), (chosen_before.etag, chosen_before.digest), "it has the same tags as before");
+    assert_eq!(expire(&chosen_before).await, Expiry::Kept, "it was deleted, and pushed again");
+    assert_eq!(recorded(metadata).await, []);
     assert_eq!([expire(&now).await, expire(&now).await], [Expiry::Deleted, Expiry::Gone]);
     let elsewhere = Expiring { repository: other(), ..now.clone() };
     assert_eq!(expire(&elsewhere).await, Expiry::Gone);

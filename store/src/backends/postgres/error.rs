@@ -24,6 +24,8 @@ impl From<sqlx::Error> for Fail {
             "53100" => Error::Full(error.to_string()),
             // A violated constraint, which is a bug.
             c if c.starts_with("23") => Error::Internal(format!("the tables refuse it ({error}); run fsck")),
+            // A lock was not granted in the time that the transaction set for it.
+            "55P03" => Error::Overloaded("other transactions hold the locks that this change needs"),
             "42P01" => Error::Unavailable { what: TABLES, reason: error.to_string() },
             _ => Error::Unavailable { what: "metadata", reason: error.to_string() },
         };

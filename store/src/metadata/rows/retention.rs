@@ -23,6 +23,9 @@ pub struct Expiring {
     pub digest: Digest,
     /// Its entity tag when it was chosen ([`pfr_schema::api::snapshot_etag`]).
     pub etag: Digest,
+    /// When it was pushed, in milliseconds since 1970: one that was deleted and pushed again is
+    /// another.
+    pub pushed_at: u64,
     /// [`Retention::version`] of the policies that chose it.
     pub version: u64,
 }
@@ -35,6 +38,6 @@ pub enum Expiry {
     /// It was gone already.
     Gone,
     /// It stays: its tags, or the policies, were changed since it was chosen, or it was pinned, or
-    /// an image of its repository lists it.
+    /// deleted and pushed again, or an image of its repository lists it.
     Kept,
 }
