@@ -20,7 +20,7 @@ use crate::Store;
 use crate::boxed;
 use crate::error::{Error, Result};
 use crate::live::LivePush;
-use crate::metadata::{PushId, UploadPart};
+use crate::metadata::{Listing, PushId, UploadPart};
 use bytes::Bytes;
 use futures::stream::{self, BoxStream};
 use futures::{StreamExt as _, TryStreamExt as _};
@@ -38,8 +38,10 @@ pub type BodyStream = BoxStream<'static, Result<Bytes>>;
 const PARTS: usize = 1000;
 /// Parts read ahead of the one that is copied.
 const AHEAD: usize = 2;
-/// Manifests of which it is noted in one transaction what they list.
+/// Manifests of which it is noted in one transaction what they list, and names that they may list
+/// in all before another one begins.
 const MANIFESTS: usize = 100;
+const NAMED: usize = 10_000;
 /// Repositories that are looked at for one that a caller may mount from.
 const PLACES: usize = 100;
 
@@ -179,14 +181,38 @@ impl Store {
     }
 
     /// Notes what the manifests of a repository list; returns whether there was anything to note.
+    /// Of an image its bytes say what its repository must have had when it came. A layer that it
+    /// may lack is held if any repository had it, so it does not belong to this one.
     pub(crate) async fn link_manifests(&self, repository: &RepositoryName) -> Result<bool> {
-        let mut any = false;
-        // Looked at first: almost always there is nothing, and a look needs no room on the disk.
-        while self.metadata.has_unlinked(repository.clone()).await? {
-            self.metadata.link_manifests(repository.clone(), MANIFESTS).await?;
-            any = true;
+        let (mut any, mut after) = (false, 0);
+        loop {
+            // Looked at first: almost always there is nothing, and a look needs no room on the disk.
+            let unlinked = self.metadata.unlinked_manifests(repository.clone(), after, MANIFESTS).await?;
+            let Some(last) = unlinked.last() else { return Ok(any) };
+            after = last.id;
+            let (mut listings, mut named) = (Vec::with_capacity(unlinked.len()), 0);
+            for manifest in unlinked {
+                let needs: Option<Vec<Digest>> = match manifest.image {
+                    None => None,
+                    Some(digest) => match self.read_image(&digest).await {
+                        Ok((_, image)) => Some(image.children().iter().filter(|child| !child.optional).map(|child| child.digest).collect()),
+                        // It may be pushed again, which heals it.
+                        Err(Error::Corrupt { .. } | Error::BlobUnknown { .. } | Error::Format(_)) => continue,
+                        Err(error) => return Err(error),
+                    },
+                };
+                named += needs.as_ref().map_or(0, Vec::len);
+                listings.push(Listing { manifest: manifest.id, needs });
+                if named > NAMED {
+                    self.metadata.link_manifests(repository.clone(), std::mem::take(&mut listings)).await?;
+                    (any, named) = (true, 0);
+                }
+            }
+            if !listings.is_empty() {
+                self.metadata.link_manifests(repository.clone(), listings).await?;
+                any = true;
+            }
         }
-        Ok(any)
     }
 
     /// Ends a session whose work has failed. Best effort: its lease ends by itself.

@@ -9,10 +9,10 @@ use super::objects::lock;
 use super::sessions::live_push;
 use super::sql::values;
 use super::tx::{Outcome, Tx};
-use super::{AuditEntry, ObjectId, PushId, audit_log, children};
+use super::{AuditEntry, Listing, ObjectId, PushId, Unlinked, audit_log, children};
 use crate::error::Error;
 use pfr_schema::{Digest, Kind, RepositoryName};
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 /// Puts stored blobs into a repository; they are locked, and those that are gone are left out.
 async fn link_all<T: Tx>(tx: &mut T, repository: i64, ids: &[ObjectId]) -> Outcome<usize> {
@@ -36,24 +36,44 @@ pub(super) async fn link<T: Tx>(tx: &mut T, push: &PushId, digest: &Digest) -> O
     }
 }
 
-pub(super) async fn has_unlinked<T: Tx>(tx: &mut T, repository: &RepositoryName) -> Outcome<bool> {
-    let find = "SELECT EXISTS (SELECT 1 FROM repositories r JOIN manifests m ON m.repository = r.id WHERE r.name = $1 AND NOT m.linked)";
-    tx.one(find, values![repository]).await
+pub(super) async fn unlinked<T: Tx>(tx: &mut T, repository: &RepositoryName, after: i64, limit: usize) -> Outcome<Vec<Unlinked>> {
+    let find =
+        "SELECT m.id, o.digest, m.is_image FROM repositories r JOIN manifests m ON m.repository = r.id JOIN objects o ON o.id = m.object
+                WHERE r.name = $1 AND NOT m.linked AND m.id > $2 ORDER BY m.id LIMIT $3";
+    let rows: Vec<(i64, Digest, bool)> = tx.query(find, values![repository, after, at_most(limit)]).await?;
+    Ok(rows.into_iter().map(|(id, digest, is_image)| Unlinked { id, image: is_image.then_some(digest) }).collect())
 }
 
-pub(super) async fn link_manifests<T: Tx>(tx: &mut T, repository: &RepositoryName, limit: usize) -> Outcome<usize> {
+pub(super) async fn link_manifests<T: Tx>(tx: &mut T, repository: &RepositoryName, manifests: &[Listing]) -> Outcome<()> {
+    let ids: Vec<i64> = manifests.iter().map(|listing| listing.manifest).collect();
     let find = "SELECT m.id, m.repository, c.children FROM repositories r JOIN manifests m ON m.repository = r.id
-                JOIN containers c ON c.object = m.object WHERE r.name = $1 AND NOT m.linked ORDER BY m.id LIMIT $2";
-    let rows: Vec<(i64, i64, Vec<u8>)> = tx.query(find, values![repository, at_most(limit)]).await?;
-    let Some(id) = rows.first().map(|row| row.1) else { return Ok(0) };
+                JOIN containers c ON c.object = m.object WHERE r.name = $1 AND NOT m.linked AND m.id = ANY($2) ORDER BY m.id";
+    let rows: Vec<(i64, i64, Vec<u8>)> = tx.query(find, values![repository, &ids]).await?;
+    let Some(id) = rows.first().map(|row| row.1) else { return Ok(()) };
+    let named: HashMap<i64, &[Digest]> =
+        manifests.iter().filter_map(|listing| Some((listing.manifest, listing.needs.as_deref()?))).collect();
+    let digests: Vec<Digest> = named.values().flat_map(|needs| needs.iter().copied()).collect();
+    let stored: Vec<(Digest, ObjectId)> = match digests.is_empty() {
+        true => Vec::new(),
+        false => tx.query("SELECT digest, id FROM objects WHERE digest = ANY($1)", values![&digests[..]]).await?,
+    };
+    let stored: HashMap<Digest, ObjectId> = stored.into_iter().collect();
     let mut all: BTreeSet<ObjectId> = BTreeSet::new();
-    for (.., packed) in &rows {
-        all.extend(children::unpack(packed)?);
+    for (manifest, _, packed) in &rows {
+        let held = children::unpack(packed)?;
+        match named.get(manifest) {
+            None => all.extend(held),
+            // What the bytes do not require may be another repository's, and was never asked for.
+            Some(needs) => {
+                let held: HashSet<ObjectId> = held.into_iter().collect();
+                all.extend(needs.iter().filter_map(|digest| stored.get(digest)).filter(|id| held.contains(*id)));
+            }
+        }
     }
     link_all(tx, id, &all.into_iter().collect::<Vec<_>>()).await?;
     let manifests: Vec<i64> = rows.iter().map(|row| row.0).collect();
     tx.execute("UPDATE manifests SET linked = true WHERE id = ANY($1)", values![&manifests]).await?;
-    Ok(rows.len())
+    Ok(())
 }
 
 pub(super) async fn unlink<T: Tx>(tx: &mut T, repository: &RepositoryName, digest: &Digest, audit: Option<&AuditEntry>) -> Outcome<()> {

@@ -452,11 +452,14 @@ macro_rules! metadata_transactions {
             /// # Errors
             /// [`crate::Error::BlobUnknown`] if it is not stored.
             link_blob(push: PushId, digest: Digest) -> () = GROW |tx| blobs::link(tx, push, digest);
-            /// Whether [`Metadata::link_manifests`] has something to do.
-            has_unlinked(repository: RepositoryName) -> bool = READ |tx| blobs::has_unlinked(tx, repository);
-            /// Puts what manifests list into their repository, for at most `limit` manifests of
-            /// which that was not done yet; returns how many.
-            link_manifests(repository: RepositoryName, limit: usize) -> usize = GROW |tx| blobs::link_manifests(tx, repository, *limit);
+            /// Manifests of a repository for which [`Metadata::link_manifests`] is still to be
+            /// called, in the order of their row ids, after `after`.
+            unlinked_manifests(repository: RepositoryName, after: i64, limit: usize) -> Vec<Unlinked>
+                = READ |tx| blobs::unlinked(tx, repository, *after, *limit);
+            /// Puts what manifests list into their repository. Those that are gone, or of which it
+            /// was done, are left out.
+            link_manifests(repository: RepositoryName, manifests: Vec<Listing>) -> ()
+                = GROW |tx| blobs::link_manifests(tx, repository, manifests);
             /// Takes a blob out of a repository. Manifests that list it still hold it.
             ///
             /// # Errors

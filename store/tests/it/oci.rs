@@ -17,6 +17,7 @@ on_backends!([sqlite = SqliteDisk, postgres_s3 = PostgresS3]:
     an_image_holds_what_it_lists_until_it_is_deleted,
     a_manifest_is_refused_without_what_it_lists,
     a_rebuild_brings_images_back,
+    a_layer_that_may_be_missing_shows_nothing_of_other_repositories,
     a_snapshot_is_an_artifact_and_an_image_is_no_snapshot,
 );
 
@@ -220,6 +221,35 @@ async fn a_rebuild_brings_images_back(backend: Backend) {
     rebuilt.collect().await;
     is_sound(&rebuilt).await;
     assert_eq!(read(store, &Digest::sha256(&layer), 0, 100_000).await, layer);
+}
+
+/// An image that lists `layer` of another repository as one that it may lack.
+fn with_foreign(layer: &[u8]) -> Value {
+    let mut document: Value = serde_json::from_slice(&image(b"{}", &[], None)).unwrap();
+    document["layers"] = json!([pointer("application/vnd.oci.image.layer.nondistributable.v1.tar", layer)]);
+    document
+}
+
+async fn a_layer_that_may_be_missing_shows_nothing_of_other_repositories(backend: Backend) {
+    let rig = Rig::still(backend, Options::default()).await;
+    let store = &rig.store;
+    let (secret, config) = (bytes(4, 2013), Digest::sha256(b"{}"));
+    for content in [&b"{}"[..], &secret[..]] {
+        put(store, &repository(), content).await;
+    }
+    store.put_image(&repository(), image(b"{}", &[&secret[..]], None), None, vec![tag("v1")]).await.unwrap();
+    put(store, &other(), b"{}").await;
+    let foreign = serde_json::to_vec(&with_foreign(&secret)).unwrap();
+    store.put_image(&other(), foreign, None, vec![tag("v1")]).await.unwrap();
+    let secret = Digest::sha256(&secret);
+    assert_eq!(store.blob(&other(), &secret).await.unwrap(), None);
+
+    let rebuilt = rig.beside().await;
+    rebuilt.store.rebuild(&mut |_| ()).await.unwrap();
+    assert_eq!(rebuilt.store.blob(&other(), &secret).await.unwrap(), None, "a rebuild shows no more");
+    assert_eq!(rebuilt.store.blob(&other(), &config).await.unwrap(), Some(2));
+    assert_eq!(rebuilt.store.blob(&repository(), &secret).await.unwrap(), Some(2013));
+    is_sound(&rebuilt).await;
 }
 
 async fn a_snapshot_is_an_artifact_and_an_image_is_no_snapshot(backend: Backend) {
