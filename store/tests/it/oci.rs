@@ -239,6 +239,11 @@ async fn a_layer_that_may_be_missing_shows_nothing_of_other_repositories(backend
     }
     store.put_image(&repository(), image(b"{}", &[&secret[..]], None), None, vec![tag("v1")]).await.unwrap();
     put(store, &other(), b"{}").await;
+    for hidden in [&secret[..], b"nowhere"] {
+        let mut guess = with_foreign(hidden);
+        guess["layers"][0]["size"] = 7.into();
+        store.put_image(&other(), serde_json::to_vec(&guess).unwrap(), None, vec![]).await.unwrap();
+    }
     let foreign = serde_json::to_vec(&with_foreign(&secret)).unwrap();
     store.put_image(&other(), foreign, None, vec![tag("v1")]).await.unwrap();
     let secret = Digest::sha256(&secret);
