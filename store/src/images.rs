@@ -34,13 +34,12 @@ impl Store {
         let known = self.metadata.manifest(repository.clone(), ManifestName::Digest(digest)).await?;
         let listed = image.children();
         let optional: Vec<Digest> = listed.iter().filter(|child| child.optional).map(|child| child.digest).collect();
-        if known.is_none() {
-            if image.is_snapshot() {
-                return Err(Error::Invalid(format!("{repository} has no snapshot {digest}; push it there with `pf push`")));
-            }
-            let needed: Vec<Digest> = listed.iter().filter(|child| !child.optional).map(|child| child.digest).collect();
-            self.must_list(repository, digest, needed).await?;
+        if known.is_none() && image.is_snapshot() {
+            return Err(Error::Invalid(format!("{repository} has no snapshot {digest}; push it there with `pf push`")));
         }
+        // Also one that is there: a blob or a manifest that it lists may have been deleted.
+        let needed: Vec<Digest> = listed.iter().filter(|child| !child.optional).map(|child| child.digest).collect();
+        self.must_list(repository, digest, needed).await?;
         let session = self.open_push(repository).await?.id;
         let new = NewImage {
             manifest: digest,

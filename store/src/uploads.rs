@@ -173,11 +173,12 @@ impl Store {
     /// Takes a blob out of a repository. Manifests that list it still hold it.
     ///
     /// # Errors
-    /// [`Error::BlobUnknown`] if the repository does not have it.
+    /// [`Error::BlobUnknown`] if the repository does not have it; [`Error::NeededByTag`] if an
+    /// immutable tag needs it.
     #[boxed]
     pub async fn delete_blob(&self, repository: &RepositoryName, digest: &Digest) -> Result<()> {
         self.link_manifests(repository).await?;
-        self.metadata.unlink_blob(repository.clone(), *digest, self.audit_entry()).await
+        self.journaled(self.metadata.unlink_blob(repository.clone(), *digest, self.audit_entry()).await).await
     }
 
     /// Notes what the manifests of a repository list; returns whether there was anything to note.

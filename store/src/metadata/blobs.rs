@@ -9,7 +9,7 @@ use super::objects::lock;
 use super::sessions::live_push;
 use super::sql::values;
 use super::tx::{Outcome, Tx};
-use super::{AuditEntry, Listing, ObjectId, PushId, Unlinked, audit_log, children};
+use super::{AuditEntry, Listing, ObjectId, PushId, Unlinked, audit_log, children, retention};
 use crate::error::Error;
 use pfr_schema::{Digest, Kind, RepositoryName};
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -77,10 +77,15 @@ pub(super) async fn link_manifests<T: Tx>(tx: &mut T, repository: &RepositoryNam
 }
 
 pub(super) async fn unlink<T: Tx>(tx: &mut T, repository: &RepositoryName, digest: &Digest, audit: Option<&AuditEntry>) -> Outcome<()> {
-    let delete = "DELETE FROM repository_blobs WHERE repository = (SELECT id FROM repositories WHERE name = $1)
-                  AND object = (SELECT id FROM objects WHERE digest = $2)";
-    if tx.execute(delete, values![repository, digest]).await? == 0 {
-        return Err(Error::BlobUnknown { digest: *digest, kind: Kind::Blob }.into());
+    let find = "SELECT r.id, o.id FROM objects o JOIN repository_blobs b ON b.object = o.id JOIN repositories r ON r.id = b.repository
+                WHERE o.digest = $1 AND r.name = $2";
+    let unknown = || Error::BlobUnknown { digest: *digest, kind: Kind::Blob };
+    let (id, object): (i64, ObjectId) = tx.first(find, values![digest, repository]).await?.ok_or_else(unknown)?;
+    if !audit.is_some_and(|entry| entry.overrides) {
+        retention::must_not_be_needed(tx, (id, repository), (object, digest), true).await?;
+    }
+    if tx.execute("DELETE FROM repository_blobs WHERE repository = $1 AND object = $2", values![id, object]).await? == 0 {
+        return Err(unknown().into());
     }
     audit_log::note(tx, audit, true, |record| audit_log::about_names(record, repository, Some(*digest), &[])).await
 }

@@ -463,7 +463,8 @@ macro_rules! metadata_transactions {
             /// Takes a blob out of a repository. Manifests that list it still hold it.
             ///
             /// # Errors
-            /// [`crate::Error::BlobUnknown`] if the repository does not have it.
+            /// [`crate::Error::BlobUnknown`] if the repository does not have it;
+            /// [`crate::Error::NeededByTag`] if an immutable tag needs it.
             unlink_blob(repository: RepositoryName, digest: Digest, audit: Option<AuditEntry>) -> ()
                 = WRITE |tx| blobs::unlink(tx, repository, digest, audit.as_ref());
             /// The size of a blob, if the repository has it.

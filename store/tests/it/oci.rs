@@ -17,6 +17,7 @@ on_backends!([sqlite = SqliteDisk, postgres_s3 = PostgresS3]:
     an_image_holds_what_it_lists_until_it_is_deleted,
     a_manifest_is_refused_without_what_it_lists,
     a_rebuild_brings_images_back,
+    what_an_immutable_tag_needs_stays,
     a_layer_that_may_be_missing_shows_nothing_of_other_repositories,
     a_snapshot_is_an_artifact_and_an_image_is_no_snapshot,
 );
@@ -187,6 +188,39 @@ async fn a_manifest_is_refused_without_what_it_lists(backend: Backend) {
     is_sound(&rig).await;
     let report = store.find_manifest(&repository(), ManifestName::Tag(tag("t"))).await.unwrap();
     assert_eq!(report.unwrap().digest, Digest::sha256(&foreign));
+}
+
+async fn what_an_immutable_tag_needs_stays(backend: Backend) {
+    let rig = Rig::still(backend, Options::default()).await;
+    let store = &rig.store;
+    for content in [&b"{}"[..], b"one", b"two"] {
+        put(store, &repository(), content).await;
+    }
+    let (one, two) = (image(b"{}", &[&b"one"[..]], None), image(b"{}", &[&b"two"[..]], None));
+    let index = serde_json::to_vec(&json!({"schemaVersion": 2, "manifests": [pointer(media_type::OCI_MANIFEST, &one)]})).unwrap();
+    for (document, name) in [(&one, vec![]), (&two, vec![tag("main")]), (&index, vec![tag("v1")])] {
+        store.put_image(&repository(), document.clone(), None, name).await.unwrap();
+    }
+    let policies = json!({"policies": [{"name": "releases", "repositories": "team/*", "immutable_tags": ["v*"]}]});
+    rig.metadata.set_retention(serde_json::from_value(policies).unwrap(), None).await.unwrap();
+    let team = repository();
+    for refused in [
+        store.delete_blob(&team, &Digest::sha256(b"one")).await,
+        store.delete_blob(&team, &Digest::sha256(b"{}")).await,
+        store.delete_snapshot(&team, &Digest::sha256(&one)).await,
+    ] {
+        let refused = refused.unwrap_err();
+        assert!(matches!(&refused, Error::NeededByTag { tag: found, .. } if *found == tag("v1")), "{refused}");
+        assert_eq!(refused.code(), ErrorCode::TagImmutable);
+    }
+    // A manifest is not there again while what it lists is not.
+    store.delete_blob(&team, &Digest::sha256(b"two")).await.unwrap();
+    let error = store.put_image(&team, two.clone(), None, vec![tag("again")]).await.unwrap_err();
+    assert!(matches!(&error, Error::Missing { missing, .. } if *missing == [Digest::sha256(b"two")]), "{error}");
+    put(store, &team, b"two").await;
+    store.put_image(&team, two, None, vec![tag("again")]).await.unwrap();
+    assert_eq!(store.blob(&team, &Digest::sha256(b"one")).await.unwrap(), Some(3));
+    is_sound(&rig).await;
 }
 
 async fn a_rebuild_brings_images_back(backend: Backend) {
