@@ -182,8 +182,9 @@ impl Store {
     }
 
     /// Notes what the manifests of a repository list; returns whether there was anything to note.
-    /// Of an image its bytes say what its repository must have had when it came. A layer that it
-    /// may lack is held if any repository had it, so it does not belong to this one.
+    /// Of an image its bytes say which blobs its repository must have had when it came. A layer that
+    /// it may lack is held if any repository had it, so it does not belong to this one; a manifest
+    /// is there by itself.
     pub(crate) async fn link_manifests(&self, repository: &RepositoryName) -> Result<bool> {
         let (mut any, mut after) = (false, 0);
         loop {
@@ -196,7 +197,10 @@ impl Store {
                 let needs: Option<Vec<Digest>> = match manifest.image {
                     None => None,
                     Some(digest) => match self.read_image(&digest).await {
-                        Ok((_, image)) => Some(image.children().iter().filter(|child| !child.optional).map(|child| child.digest).collect()),
+                        Ok((_, image)) => {
+                            let needs = image.children().iter().filter(|child| !child.optional && child.kind == Kind::Blob);
+                            Some(needs.map(|child| child.digest).collect())
+                        }
                         // It may be pushed again, which heals it.
                         Err(Error::Corrupt { .. } | Error::BlobUnknown { .. } | Error::Format(_)) => continue,
                         Err(error) => return Err(error),

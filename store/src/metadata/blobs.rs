@@ -17,9 +17,9 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 /// Puts stored blobs into a repository; they are locked, and those that are gone are left out.
 async fn link_all<T: Tx>(tx: &mut T, repository: i64, ids: &[ObjectId]) -> Outcome<usize> {
     lock(tx, ids).await?;
-    // Manifests are no blobs of a repository: they are read by their own address.
-    let find = "SELECT id FROM objects WHERE id = ANY($1) AND kind <> $2 AND kind <> $3";
-    let there: Vec<ObjectId> = tx.query(find, values![ids, Kind::Manifest, Kind::Image]).await?;
+    // Of any kind: whoever has the bytes of a manifest may upload them as a blob, and a refusal would
+    // say that some repository has it.
+    let there: Vec<ObjectId> = tx.query("SELECT id FROM objects WHERE id = ANY($1)", values![ids]).await?;
     let insert = "INSERT INTO repository_blobs (repository, object) SELECT $2, u.object FROM unnest($1::bigint[]) AS u(object)
                   ON CONFLICT (repository, object) DO NOTHING";
     let count = there.len();
@@ -103,21 +103,36 @@ pub(super) async fn places<T: Tx>(tx: &mut T, digest: &Digest, limit: usize) -> 
     tx.query(find, values![digest, at_most(limit)]).await
 }
 
-/// Of stored objects, those that a repository has neither as blobs nor as manifests.
-pub(super) async fn absent<T: Tx>(tx: &mut T, repository: i64, ids: &[ObjectId]) -> Outcome<Vec<Digest>> {
+/// Of stored objects, those that a repository has neither as blobs nor as manifests; and those of
+/// `manifests` that it does not have as manifests.
+pub(super) async fn absent<T: Tx>(tx: &mut T, repository: i64, ids: &[ObjectId], manifests: &[Digest]) -> Outcome<Vec<Digest>> {
     let find = "SELECT o.digest FROM objects o WHERE o.id = ANY($1)
                 AND NOT EXISTS (SELECT 1 FROM repository_blobs b WHERE b.repository = $2 AND b.object = o.id)
                 AND NOT EXISTS (SELECT 1 FROM manifests m WHERE m.repository = $2 AND m.object = o.id)";
-    tx.query(find, values![ids, repository]).await
+    let mut absent: Vec<Digest> = tx.query(find, values![ids, repository]).await?;
+    let find = "SELECT o.digest FROM objects o WHERE o.digest = ANY($1)
+                AND NOT EXISTS (SELECT 1 FROM manifests m WHERE m.repository = $2 AND m.object = o.id)";
+    for digest in tx.query::<Digest>(find, values![manifests, repository]).await? {
+        if !absent.contains(&digest) {
+            absent.push(digest);
+        }
+    }
+    Ok(absent)
 }
 
-/// Of these digests, those that a repository has neither as blobs nor as manifests, stored or not.
-pub(super) async fn missing<T: Tx>(tx: &mut T, repository: &RepositoryName, digests: &[Digest]) -> Outcome<Vec<Digest>> {
+/// Of these digests, those that a repository has neither as blobs nor as manifests, stored or not;
+/// with `as_manifests` those that it does not have as manifests.
+pub(super) async fn missing<T: Tx>(
+    tx: &mut T,
+    repository: &RepositoryName,
+    digests: &[Digest],
+    as_manifests: bool,
+) -> Outcome<Vec<Digest>> {
     let find = "SELECT o.digest FROM objects o WHERE o.digest = ANY($1)
-                AND (EXISTS (SELECT 1 FROM repository_blobs b JOIN repositories r ON r.id = b.repository
+                AND ($3 = false AND EXISTS (SELECT 1 FROM repository_blobs b JOIN repositories r ON r.id = b.repository
                              WHERE r.name = $2 AND b.object = o.id)
                   OR EXISTS (SELECT 1 FROM manifests m JOIN repositories r ON r.id = m.repository
                              WHERE r.name = $2 AND m.object = o.id))";
-    let there: HashSet<Digest> = tx.query::<Digest>(find, values![digests, repository]).await?.into_iter().collect();
+    let there: HashSet<Digest> = tx.query::<Digest>(find, values![digests, repository, as_manifests]).await?.into_iter().collect();
     Ok(digests.iter().filter(|digest| !there.contains(digest)).copied().collect())
 }

@@ -471,9 +471,10 @@ macro_rules! metadata_transactions {
             blob(repository: RepositoryName, digest: Digest) -> Option<u64> = READ |tx| blobs::blob(tx, repository, digest);
             /// Repositories that have a blob, by name, at most `limit`.
             blob_places(digest: Digest, limit: usize) -> Vec<RepositoryName> = READ |tx| blobs::places(tx, digest, *limit);
-            /// Of these digests, those that the repository has neither as blobs nor as manifests.
-            blobs_missing(repository: RepositoryName, digests: Vec<Digest>) -> Vec<Digest>
-                = READ |tx| blobs::missing(tx, repository, digests);
+            /// Of these digests, those that the repository has neither as blobs nor as manifests;
+            /// with `as_manifests` those that it does not have as manifests.
+            blobs_missing(repository: RepositoryName, digests: Vec<Digest>, as_manifests: bool) -> Vec<Digest>
+                = READ |tx| blobs::missing(tx, repository, digests, *as_manifests);
             /// Bytes that an upload has received: whole chunks.
             upload_received(push: PushId) -> u64 = READ |tx| uploads::received(tx, push);
             /// Parts of an upload in order, from byte `from` on.

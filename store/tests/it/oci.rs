@@ -18,6 +18,7 @@ on_backends!([sqlite = SqliteDisk, postgres_s3 = PostgresS3]:
     a_manifest_is_refused_without_what_it_lists,
     a_rebuild_brings_images_back,
     what_an_immutable_tag_needs_stays,
+    the_bytes_of_a_manifest_may_be_a_blob,
     a_layer_that_may_be_missing_shows_nothing_of_other_repositories,
     a_snapshot_is_an_artifact_and_an_image_is_no_snapshot,
 );
@@ -221,6 +222,31 @@ async fn what_an_immutable_tag_needs_stays(backend: Backend) {
     store.put_image(&team, two, None, vec![tag("again")]).await.unwrap();
     assert_eq!(store.blob(&team, &Digest::sha256(b"one")).await.unwrap(), Some(3));
     is_sound(&rig).await;
+}
+
+async fn the_bytes_of_a_manifest_may_be_a_blob(backend: Backend) {
+    let rig = Rig::still(backend, Options::default()).await;
+    let store = &rig.store;
+    for place in [repository(), other()] {
+        put(store, &place, b"{}").await;
+    }
+    let hidden = image(b"{}", &[], None);
+    let digest = store.put_image(&repository(), hidden.clone(), None, vec![tag("v1")]).await.unwrap();
+    // A blob like any other for those who have its bytes, and no manifest of theirs.
+    assert_eq!(put(store, &other(), &hidden).await, digest);
+    assert_eq!(store.blob(&other(), &digest).await.unwrap(), Some(hidden.len() as u64));
+    assert_eq!(store.find_manifest(&other(), ManifestName::Digest(digest)).await.unwrap(), None);
+    let index = serde_json::to_vec(&json!({"schemaVersion": 2, "manifests": [pointer(media_type::OCI_MANIFEST, &hidden)]})).unwrap();
+    let error = store.put_image(&other(), index, None, vec![]).await.unwrap_err();
+    assert!(matches!(&error, Error::Missing { missing, .. } if *missing == [digest]), "{error}");
+    let artifact = image(b"{}", &[&hidden[..]], None);
+    store.put_image(&other(), artifact, None, vec![tag("layout")]).await.unwrap();
+
+    let rebuilt = rig.beside().await;
+    rebuilt.store.rebuild(&mut |_| ()).await.unwrap();
+    assert_eq!(rebuilt.store.blob(&other(), &digest).await.unwrap(), Some(hidden.len() as u64));
+    assert_eq!(rebuilt.store.blob(&repository(), &digest).await.unwrap(), None, "there it is a manifest only");
+    is_sound(&rebuilt).await;
 }
 
 async fn a_rebuild_brings_images_back(backend: Backend) {

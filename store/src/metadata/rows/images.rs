@@ -16,6 +16,8 @@ pub struct NewImage {
     pub tags: Vec<Tag>,
     /// Blobs that it lists and that the repository need not have.
     pub optional: Vec<Digest>,
+    /// Manifests that it lists.
+    pub manifests: Vec<Digest>,
     /// What the audit log will say of it, if anything.
     pub audit: Option<AuditEntry>,
 }
