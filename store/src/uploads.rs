@@ -88,8 +88,39 @@ impl Store {
             let store = store.clone();
             async move { store.read(&part.digest).await }
         };
-        self.put_blob(repository, digest, received, parts.map_ok(read).try_buffered(AHEAD).boxed()).await?;
-        self.abort(upload).await
+        match self.put_blob(repository, digest, received, parts.map_ok(read).try_buffered(AHEAD).boxed()).await {
+            Ok(()) => self.abort(upload).await,
+            // If it was cancelled meanwhile, its parts were gone, and the failure only says that.
+            Err(error) => Err(match self.live_push(repository, upload).await {
+                Err(gone @ Error::PushUnknown(_)) => gone,
+                _ => error,
+            }),
+        }
+    }
+
+    /// [`Store::append_upload`] and [`Store::finish_upload`]. If the second fails, nothing of this
+    /// chunk counts.
+    ///
+    /// # Errors
+    /// Those of both.
+    #[boxed]
+    pub async fn finish_upload_with(
+        &self,
+        repository: &RepositoryName,
+        upload: &LivePush,
+        digest: Digest,
+        begin_at: u64,
+        body: BodyStream,
+    ) -> Result<()> {
+        let received = self.append_upload(upload, Some(begin_at), body).await?;
+        let done = self.finish_upload(repository, upload, digest).await;
+        if done.is_err() {
+            // Best effort: the client is told why the upload failed.
+            if let Err(error) = self.metadata.cut_upload(upload.id.clone(), begin_at, received, self.options.lease).await {
+                tracing::debug!(%error, upload = %upload.id, "taking the last chunk of an upload back failed");
+            }
+        }
+        done
     }
 
     /// Stores a blob of `size` bytes in `repository`.

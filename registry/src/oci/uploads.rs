@@ -187,10 +187,7 @@ impl Upload {
                     refused => refused,
                 },
                 Some(0) => store.finish_upload(&repository, &upload, digest).await,
-                _ => match store.append_upload(&upload, Some(received), body).await {
-                    Ok(_) => store.finish_upload(&repository, &upload, digest).await,
-                    Err(error) => Err(error),
-                },
+                _ => store.finish_upload_with(&repository, &upload, digest, received, body).await,
             };
             if is_new && done.is_err() {
                 // No client knows its address.

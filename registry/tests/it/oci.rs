@@ -100,6 +100,13 @@ async fn a_blob_comes_in_chunks_in_their_order() {
     assert_eq!(refused(registry.get(&format!("/v2/team/other/blobs/{digest}")).await, 404).await, "BLOB_UNKNOWN");
     assert_eq!(refused(registry.get(&format!("{NAME}/blobs/sha256:12")).await, 400).await, "DIGEST_INVALID");
 
+    // A last chunk that did not end the upload is sent again.
+    let location = begin(&registry, NAME).await;
+    assert_eq!(send(registry.request(Method::PATCH, &location).body("hello ")).await.status(), StatusCode::ACCEPTED);
+    let end = |named: Digest| registry.request(Method::PUT, &format!("{location}?digest={named}")).body("world");
+    assert_eq!(refused(send(end(Digest::sha256(b"x"))).await, 400).await, "DIGEST_INVALID");
+    assert_eq!(send(end(Digest::sha256(b"hello world"))).await.status(), StatusCode::CREATED);
+
     // Cancelled; all in one request; taken out of the repository.
     let location = begin(&registry, NAME).await;
     assert_eq!(registry.delete(&location).await.status(), StatusCode::NO_CONTENT);

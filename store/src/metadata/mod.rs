@@ -486,6 +486,11 @@ macro_rules! metadata_transactions {
             /// [`crate::Error::UploadMoved`] if it has received more or fewer bytes by now.
             append_upload(push: PushId, begin_at: u64, parts: Vec<UploadPart>, lease: Duration) -> u64
                 = GROW |tx| uploads::append(tx, push, *begin_at, parts, *lease);
+            /// Takes the bytes from `from` on out of an upload again, if it has received `to` bytes.
+            ///
+            /// # Errors
+            /// [`crate::Error::PushUnknown`].
+            cut_upload(push: PushId, from: u64, to: u64, lease: Duration) -> () = WRITE |tx| uploads::cut(tx, push, *from, *to, *lease);
             /// Adds a record to the audit log.
             add_audit_record(entry: AuditEntry) -> () = WRITE |tx| audit_log::add(tx, entry);
             /// Records of the audit log.

@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 
 on_backends!([sqlite = SqliteDisk, postgres_s3 = PostgresS3]:
     chunks_go_to_any_replica_and_make_one_blob,
+    a_last_chunk_counts_only_if_it_ends_the_upload,
     an_image_holds_what_it_lists_until_it_is_deleted,
     a_manifest_is_refused_without_what_it_lists,
     a_rebuild_brings_images_back,
@@ -113,6 +114,26 @@ async fn chunks_go_to_any_replica_and_make_one_blob(backend: Backend) {
     rig.collect().await;
     assert_eq!(store.blob(&repository(), &Digest::sha256(&content)).await.unwrap(), None, "nothing listed it within its lease");
     assert_eq!(rig.pack_files().await.len(), 0);
+}
+
+async fn a_last_chunk_counts_only_if_it_ends_the_upload(backend: Backend) {
+    let rig = Rig::still(backend, Options::default()).await;
+    let (store, digest) = (&rig.store, Digest::sha256(b"hello world"));
+    let upload = store.open_push(&repository()).await.unwrap().id;
+    store.append_upload(&upload, Some(0), body(b"hello ")).await.unwrap();
+    let team = repository();
+    let finish = |digest| store.finish_upload_with(&team, &upload, digest, 6, body(b"world"));
+    assert_eq!(finish(Digest::sha256(b"other")).await.unwrap_err().code(), ErrorCode::DigestMismatch);
+    assert_eq!(store.upload_received(&upload).await.unwrap(), 6);
+    finish(digest).await.unwrap();
+    assert_eq!(read(store, &digest, 0, 11).await, b"hello world");
+    // Cancelled by another request while it was being finished.
+    let upload = store.open_push(&repository()).await.unwrap().id;
+    store.append_upload(&upload, Some(0), body(b"hello ")).await.unwrap();
+    store.abort(&upload).await.unwrap();
+    let error = store.finish_upload(&repository(), &upload, Digest::sha256(b"hello ")).await.unwrap_err();
+    assert_eq!(error.code(), ErrorCode::PushUnknown, "{error}");
+    is_sound(&rig).await;
 }
 
 async fn an_image_holds_what_it_lists_until_it_is_deleted(backend: Backend) {
