@@ -185,7 +185,7 @@ impl Store {
     }
 
     /// The size of a blob, if the repository has it: it was uploaded or mounted there, or one of
-    /// its manifests lists it.
+    /// its manifests lists it. Garbage is not there any more, even before a collection.
     ///
     /// # Errors
     /// [`Error::Unavailable`].

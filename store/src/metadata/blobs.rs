@@ -5,6 +5,7 @@
 //! a rebuild knows them.
 
 use super::arguments::at_most;
+use super::leases::leased_by_a_session;
 use super::objects::lock;
 use super::sessions::live_push;
 use super::sql::values;
@@ -90,11 +91,17 @@ pub(super) async fn unlink<T: Tx>(tx: &mut T, repository: &RepositoryName, diges
     audit_log::note(tx, audit, true, |record| audit_log::about_names(record, repository, Some(*digest), &[])).await
 }
 
-/// The size of a blob that a repository has.
+/// The size of a blob that a repository has. Not of garbage: who is told that it is there does not
+/// upload it, and the next collection takes it.
 pub(super) async fn blob<T: Tx>(tx: &mut T, repository: &RepositoryName, digest: &Digest) -> Outcome<Option<u64>> {
-    let find = "SELECT o.size FROM objects o JOIN repository_blobs b ON b.object = o.id JOIN repositories r ON r.id = b.repository
-                WHERE o.digest = $1 AND r.name = $2";
-    tx.first(find, values![digest, repository]).await
+    let find = concat!(
+        "SELECT o.size FROM objects o JOIN repository_blobs b ON b.object = o.id JOIN repositories r ON r.id = b.repository
+         WHERE o.digest = $1 AND r.name = $2 AND (o.refs > 0 OR o.keep_until > $3 OR ",
+        leased_by_a_session!("$3"),
+        ")"
+    );
+    let now = tx.now().await?;
+    tx.first(find, values![digest, repository, now]).await
 }
 
 pub(super) async fn places<T: Tx>(tx: &mut T, digest: &Digest, limit: usize) -> Outcome<Vec<RepositoryName>> {

@@ -467,7 +467,7 @@ macro_rules! metadata_transactions {
             /// [`crate::Error::NeededByTag`] if an immutable tag needs it.
             unlink_blob(repository: RepositoryName, digest: Digest, audit: Option<AuditEntry>) -> ()
                 = WRITE |tx| blobs::unlink(tx, repository, digest, audit.as_ref());
-            /// The size of a blob, if the repository has it.
+            /// The size of a blob, if the repository has it and something holds or leases it.
             blob(repository: RepositoryName, digest: Digest) -> Option<u64> = READ |tx| blobs::blob(tx, repository, digest);
             /// Repositories that have a blob, by name, at most `limit`.
             blob_places(digest: Digest, limit: usize) -> Vec<RepositoryName> = READ |tx| blobs::places(tx, digest, *limit);

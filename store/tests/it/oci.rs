@@ -17,6 +17,7 @@ on_backends!([sqlite = SqliteDisk, postgres_s3 = PostgresS3]:
     a_last_chunk_counts_only_if_it_ends_the_upload,
     an_image_holds_what_it_lists_until_it_is_deleted,
     a_manifest_is_refused_without_what_it_lists,
+    a_blob_that_nothing_holds_is_not_there,
     a_rebuild_brings_images_back,
     what_an_immutable_tag_needs_stays,
     the_bytes_of_a_manifest_may_be_a_blob,
@@ -268,6 +269,25 @@ async fn the_bytes_of_a_manifest_may_be_a_blob(backend: Backend) {
     assert_eq!(rebuilt.store.blob(&other(), &digest).await.unwrap(), Some(hidden.len() as u64));
     assert_eq!(rebuilt.store.blob(&repository(), &digest).await.unwrap(), None, "there it is a manifest only");
     is_sound(&rebuilt).await;
+}
+
+async fn a_blob_that_nothing_holds_is_not_there(backend: Backend) {
+    let rig = Rig::still(backend, Options::default()).await;
+    let store = &rig.store;
+    let digest = put(store, &repository(), b"{}").await;
+    assert_eq!(store.blob(&repository(), &digest).await.unwrap(), Some(2), "leased");
+    rig.wait(Options::default().lease);
+    rig.seconds(1);
+    assert_eq!(store.blob(&repository(), &digest).await.unwrap(), None, "garbage, though no collection took it yet");
+    assert!(!store.mount_blob(&other(), digest, &[repository()]).await.unwrap());
+    // The upload that follows saves it.
+    put(store, &repository(), b"{}").await;
+    while rig.metadata.collect(1000).await.unwrap().more {}
+    assert_eq!(store.blob(&repository(), &digest).await.unwrap(), Some(2));
+    store.put_image(&repository(), image(b"{}", &[], None), None, vec![tag("v1")]).await.unwrap();
+    rig.wait(Options::default().lease);
+    rig.seconds(1);
+    assert_eq!(store.blob(&repository(), &digest).await.unwrap(), Some(2), "held");
 }
 
 async fn a_rebuild_brings_images_back(backend: Backend) {
