@@ -135,7 +135,7 @@ async fn manifests_have_tags_and_referrers() {
 
     // By digest, also a SHA-512, with several tags at once.
     let long = Digest::of(pfr_schema::digest::Algorithm::Sha512, &first);
-    let response = put_manifest(&registry, &format!("{NAME}/manifests/{long}?tag=a&tag=b"), &first).await;
+    let response = put_manifest(&registry, &format!("{NAME}/manifests/{long}?tag=a&tag=b&tag=a"), &first).await;
     assert_eq!((response.status(), header(&response, "oci-tag")), (StatusCode::CREATED, "a, b"));
     let response = send(registry.request(Method::HEAD, &format!("{NAME}/manifests/a"))).await;
     assert_eq!(header(&response, "docker-content-digest"), long.to_string());
@@ -171,6 +171,8 @@ async fn manifests_have_tags_and_referrers() {
             assert_eq!((&descriptor["size"], &descriptor["mediaType"]), (&json!(signature.len()), &json!(media_type::OCI_MANIFEST)));
         }
     }
+    assert_eq!(refused(registry.get(&format!("{NAME}/referrers/{digest}?after=x")).await, 400).await, "UNSUPPORTED");
+    assert_eq!(refused(registry.get(&format!("{NAME}/referrers/sha256:12")).await, 400).await, "DIGEST_INVALID");
     let nobodys = registry.get(&format!("/v2/nothing/here/referrers/{digest}")).await;
     assert_eq!(nobodys.json::<Value>().await.expect("JSON")["manifests"], json!([]));
 
