@@ -84,6 +84,10 @@ impl Image {
         }
         let of_form = if is_index { media_type::OCI_INDEX } else { media_type::OCI_MANIFEST };
         let media_type = fields.media_type.unwrap_or_else(|| of_form.to_owned());
+        // It is sent as a header.
+        if media_type.is_empty() || !media_type.bytes().all(|byte| byte.is_ascii_graphic()) {
+            return wrong("$.mediaType", "a media type", &format!("{media_type:?}"));
+        }
         if is_of_index(&media_type).is_some_and(|says_index| says_index != is_index) {
             return wrong("$.mediaType", of_form, &media_type);
         }
@@ -187,6 +191,9 @@ mod tests {
             json!({"schemaVersion": 2, "mediaType": media_type::OCI_MANIFEST, "manifests": []}),
             json!({"schemaVersion": 2, "mediaType": media_type::OCI_INDEX, "config": config, "layers": []}),
             json!({"schemaVersion": 2, "mediaType": media_type::OCI_MANIFEST, "artifactType": media_type::SNAPSHOT, "config": config}),
+            json!({"schemaVersion": 2, "mediaType": "a/b\nX: y", "config": config}),
+            json!({"schemaVersion": 2, "mediaType": "a/é", "config": config}),
+            json!({"schemaVersion": 2, "mediaType": "", "config": config}),
         ];
         for case in cases {
             assert!(parsed(&case).is_err(), "{case}");

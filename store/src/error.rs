@@ -132,6 +132,16 @@ pub enum Error {
         /// The tag.
         tag: Tag,
     },
+    /// The image of an immutable tag lists it.
+    #[error("the immutable tag {tag} of {repository} needs {digest}: only an administrator deletes it; nothing was changed")]
+    NeededByTag {
+        /// The repository.
+        repository: RepositoryName,
+        /// The tag.
+        tag: Tag,
+        /// A blob or a manifest that it needs.
+        digest: Digest,
+    },
     /// The request contradicts itself.
     #[error("{0}")]
     Invalid(String),
@@ -237,7 +247,7 @@ impl Error {
             Self::BlobUnknown { .. } => ErrorCode::BlobUnknown,
             Self::PushUnknown(_) => ErrorCode::PushUnknown,
             Self::TagMoved { .. } | Self::TagsMoved { .. } => ErrorCode::TagMoved,
-            Self::TagImmutable { .. } => ErrorCode::TagImmutable,
+            Self::TagImmutable { .. } | Self::NeededByTag { .. } => ErrorCode::TagImmutable,
             Self::Invalid(_) | Self::UploadMoved { .. } => ErrorCode::InvalidRequest,
             Self::Corrupt { .. } => ErrorCode::CorruptStore,
             Self::Unprovable { .. } => ErrorCode::TooLarge,

@@ -34,13 +34,15 @@ impl Store {
         let known = self.metadata.manifest(repository.clone(), ManifestName::Digest(digest)).await?;
         let listed = image.children();
         let optional: Vec<Digest> = listed.iter().filter(|child| child.optional).map(|child| child.digest).collect();
-        if known.is_none() {
-            if image.is_snapshot() {
-                return Err(Error::Invalid(format!("{repository} has no snapshot {digest}; push it there with `pf push`")));
-            }
-            let needed: Vec<Digest> = listed.iter().filter(|child| !child.optional).map(|child| child.digest).collect();
-            self.must_list(repository, digest, needed).await?;
+        if known.is_none() && image.is_snapshot() {
+            return Err(Error::Invalid(format!("{repository} has no snapshot {digest}; push it there with `pf push`")));
         }
+        // Also one that is there: a blob or a manifest that it lists may have been deleted.
+        let of = |kind: Kind| -> Vec<Digest> {
+            listed.iter().filter(|child| !child.optional && child.kind == kind).map(|child| child.digest).collect()
+        };
+        let manifests = of(Kind::Image);
+        self.must_list(repository, digest, of(Kind::Blob), manifests.clone()).await?;
         let session = self.open_push(repository).await?.id;
         let new = NewImage {
             manifest: digest,
@@ -48,6 +50,7 @@ impl Store {
             subject: image.subject,
             tags,
             optional,
+            manifests,
             audit: self.audit_entry(),
         };
         let stored = match known {
@@ -70,13 +73,17 @@ impl Store {
 
     /// Refuses a manifest that lists what its repository does not have: with one answer, whether or
     /// not another repository has it.
-    async fn must_list(&self, repository: &RepositoryName, container: Digest, listed: Vec<Digest>) -> Result<()> {
-        let absent = self.metadata.blobs_missing(repository.clone(), listed).await?;
-        if absent.is_empty() {
-            return Ok(());
-        }
-        self.link_manifests(repository).await?;
-        let missing = self.metadata.blobs_missing(repository.clone(), absent).await?;
+    async fn must_list(&self, repository: &RepositoryName, container: Digest, blobs: Vec<Digest>, manifests: Vec<Digest>) -> Result<()> {
+        let absent = self.metadata.blobs_missing(repository.clone(), blobs, false).await?;
+        let mut missing = match absent.is_empty() {
+            true => absent,
+            false => {
+                self.link_manifests(repository).await?;
+                self.metadata.blobs_missing(repository.clone(), absent, false).await?
+            }
+        };
+        // The bytes of a manifest may be here as a blob, which nobody can pull as a manifest.
+        missing.extend(self.metadata.blobs_missing(repository.clone(), manifests, true).await?);
         if missing.is_empty() { Ok(()) } else { Err(Error::Missing { container, missing }) }
     }
 

@@ -20,7 +20,7 @@ use crate::Store;
 use crate::boxed;
 use crate::error::{Error, Result};
 use crate::live::LivePush;
-use crate::metadata::{PushId, UploadPart};
+use crate::metadata::{Listing, PushId, UploadPart};
 use bytes::Bytes;
 use futures::stream::{self, BoxStream};
 use futures::{StreamExt as _, TryStreamExt as _};
@@ -38,8 +38,10 @@ pub type BodyStream = BoxStream<'static, Result<Bytes>>;
 const PARTS: usize = 1000;
 /// Parts read ahead of the one that is copied.
 const AHEAD: usize = 2;
-/// Manifests of which it is noted in one transaction what they list.
+/// Manifests of which it is noted in one transaction what they list, and names that they may list
+/// in all before another one begins.
 const MANIFESTS: usize = 100;
+const NAMED: usize = 10_000;
 /// Repositories that are looked at for one that a caller may mount from.
 const PLACES: usize = 100;
 
@@ -86,8 +88,39 @@ impl Store {
             let store = store.clone();
             async move { store.read(&part.digest).await }
         };
-        self.put_blob(repository, digest, received, parts.map_ok(read).try_buffered(AHEAD).boxed()).await?;
-        self.abort(upload).await
+        match self.put_blob(repository, digest, received, parts.map_ok(read).try_buffered(AHEAD).boxed()).await {
+            Ok(()) => self.abort(upload).await,
+            // If it was cancelled meanwhile, its parts were gone, and the failure only says that.
+            Err(error) => Err(match self.live_push(repository, upload).await {
+                Err(gone @ Error::PushUnknown(_)) => gone,
+                _ => error,
+            }),
+        }
+    }
+
+    /// [`Store::append_upload`] and [`Store::finish_upload`]. If the second fails, nothing of this
+    /// chunk counts.
+    ///
+    /// # Errors
+    /// Those of both.
+    #[boxed]
+    pub async fn finish_upload_with(
+        &self,
+        repository: &RepositoryName,
+        upload: &LivePush,
+        digest: Digest,
+        begin_at: u64,
+        body: BodyStream,
+    ) -> Result<()> {
+        let received = self.append_upload(upload, Some(begin_at), body).await?;
+        let done = self.finish_upload(repository, upload, digest).await;
+        if done.is_err() {
+            // Best effort: the client is told why the upload failed.
+            if let Err(error) = self.metadata.cut_upload(upload.id.clone(), begin_at, received, self.options.lease).await {
+                tracing::debug!(%error, upload = %upload.id, "taking the last chunk of an upload back failed");
+            }
+        }
+        done
     }
 
     /// Stores a blob of `size` bytes in `repository`.
@@ -152,7 +185,7 @@ impl Store {
     }
 
     /// The size of a blob, if the repository has it: it was uploaded or mounted there, or one of
-    /// its manifests lists it.
+    /// its manifests lists it. Garbage is not there any more, even before a collection.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -171,22 +204,51 @@ impl Store {
     /// Takes a blob out of a repository. Manifests that list it still hold it.
     ///
     /// # Errors
-    /// [`Error::BlobUnknown`] if the repository does not have it.
+    /// [`Error::BlobUnknown`] if the repository does not have it; [`Error::NeededByTag`] if an
+    /// immutable tag needs it.
     #[boxed]
     pub async fn delete_blob(&self, repository: &RepositoryName, digest: &Digest) -> Result<()> {
         self.link_manifests(repository).await?;
-        self.metadata.unlink_blob(repository.clone(), *digest, self.audit_entry()).await
+        self.journaled(self.metadata.unlink_blob(repository.clone(), *digest, self.audit_entry()).await).await
     }
 
     /// Notes what the manifests of a repository list; returns whether there was anything to note.
+    /// Of an image its bytes say which blobs its repository must have had when it came. A layer that
+    /// it may lack is held if any repository had it, so it does not belong to this one; a manifest
+    /// is there by itself.
     pub(crate) async fn link_manifests(&self, repository: &RepositoryName) -> Result<bool> {
-        let mut any = false;
-        // Looked at first: almost always there is nothing, and a look needs no room on the disk.
-        while self.metadata.has_unlinked(repository.clone()).await? {
-            self.metadata.link_manifests(repository.clone(), MANIFESTS).await?;
-            any = true;
+        let (mut any, mut after) = (false, 0);
+        loop {
+            // Looked at first: almost always there is nothing, and a look needs no room on the disk.
+            let unlinked = self.metadata.unlinked_manifests(repository.clone(), after, MANIFESTS).await?;
+            let Some(last) = unlinked.last() else { return Ok(any) };
+            after = last.id;
+            let (mut listings, mut named) = (Vec::with_capacity(unlinked.len()), 0);
+            for manifest in unlinked {
+                let needs: Option<Vec<Digest>> = match manifest.image {
+                    None => None,
+                    Some(digest) => match self.read_image(&digest).await {
+                        Ok((_, image)) => {
+                            let needs = image.children().iter().filter(|child| !child.optional && child.kind == Kind::Blob);
+                            Some(needs.map(|child| child.digest).collect())
+                        }
+                        // It may be pushed again, which heals it.
+                        Err(Error::Corrupt { .. } | Error::BlobUnknown { .. } | Error::Format(_)) => continue,
+                        Err(error) => return Err(error),
+                    },
+                };
+                named += needs.as_ref().map_or(0, Vec::len);
+                listings.push(Listing { manifest: manifest.id, needs });
+                if named > NAMED {
+                    self.metadata.link_manifests(repository.clone(), std::mem::take(&mut listings)).await?;
+                    (any, named) = (true, 0);
+                }
+            }
+            if !listings.is_empty() {
+                self.metadata.link_manifests(repository.clone(), listings).await?;
+                any = true;
+            }
         }
-        Ok(any)
     }
 
     /// Ends a session whose work has failed. Best effort: its lease ends by itself.

@@ -261,7 +261,9 @@ fn full(what: &str, scope: impl Fn(Suggestion) -> Suggestion) -> Advice {
 pub fn hint(code: ErrorCode) -> Option<Advice> {
     Some(match code {
         ErrorCode::RepositoryUnknown => Suggestion::new("ls").then(" lists the repositories there are"),
-        ErrorCode::SnapshotUnknown | ErrorCode::TagUnknown => Suggestion::new("ls").repository().then(" lists its tags and snapshots"),
+        ErrorCode::SnapshotUnknown | ErrorCode::TagUnknown => {
+            Suggestion::new("ls").repository().then(" lists its tags and snapshots; images are for OCI clients (docs/oci.md)")
+        }
         // Of all these codes only this one comes from a local store, too.
         ErrorCode::TagMoved => Suggestion::new("ls")
             .here()

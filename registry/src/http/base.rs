@@ -27,7 +27,7 @@ pub(crate) fn take_off<B>(request: &mut Request<B>) {
     let inside = rest.as_ref().map_or(path.as_str(), PathAndQuery::path);
     if let Some(Folded { domain, path: folded, tail }) = oci::fold(inside, name.is_none()) {
         let folded = with_query(&folded, request.uri());
-        request.extensions_mut().insert(oci::Address(path[..path.len() - tail].to_owned()));
+        request.extensions_mut().insert(oci::Address(path.get(..path.len().saturating_sub(tail)).unwrap_or(&path).to_owned()));
         name = name.or(domain);
         rest = folded;
     }

@@ -29,7 +29,7 @@ pub(crate) fn fold(path: &str, may_name_domain: bool) -> Option<Folded> {
     let (name, tail) = match &segments[..] {
         [name @ .., "blobs", "uploads"] | [name @ .., "blobs", "uploads", ""] => (name, "blobs/uploads".to_owned()),
         [name @ .., "blobs", "uploads", id] => (name, format!("blobs/uploads/{id}")),
-        [name @ .., what @ ("blobs" | "manifests" | "referrers"), which] => (name, format!("{what}/{which}")),
+        [name @ .., what @ ("blobs" | "manifests" | "referrers"), which] if !which.is_empty() => (name, format!("{what}/{which}")),
         [name @ .., "tags", "list"] => (name, "tags/list".to_owned()),
         _ => return None,
     };
@@ -96,6 +96,7 @@ pub(super) fn encoded(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     fn folded(path: &str) -> Option<(Option<String>, String, String)> {
         fold(path, true).map(|folded| (folded.domain, folded.path, path[..path.len() - folded.tail].to_owned()))
@@ -120,9 +121,36 @@ mod tests {
         let in_domain = folded("/v2/domains/acme/team/agent/tags/list").unwrap();
         assert_eq!(in_domain.0.as_deref(), Some("acme"));
         assert_eq!((in_domain.1.as_str(), in_domain.2.as_str()), ("/v2/team%2Fagent/tags/list", "/v2/domains/acme/team/agent"));
-        for path in ["/v2", "/v2/", "/v2/_catalog", "/v2/a", "/v2/manifests/t", "/v2/tags/list", "/v2/blobs/uploads/", "/v1/a/manifests/t"]
-        {
+        for path in [
+            "/v2",
+            "/v2/",
+            "/v2/_catalog",
+            "/v2/a",
+            "/v2/manifests/t",
+            "/v2/tags/list",
+            "/v2/blobs/uploads/",
+            "/v1/a/manifests/t",
+            "/v2/é/blobs/",
+            "/v2/a/manifests/",
+        ] {
             assert_eq!(folded(path), None, "{path}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn an_address_is_the_beginning_of_its_path(
+            parts in proptest::collection::vec("blobs|uploads|manifests|referrers|tags|list|domains|é|a|%2F||.", 0..7),
+            end in "/{0,2}",
+        ) {
+            let path = format!("/v2/{}{end}", parts.join("/"));
+            for may_name_domain in [true, false] {
+                if let Some(folded) = fold(&path, may_name_domain) {
+                    let end = path.len().checked_sub(folded.tail);
+                    let address = end.and_then(|end| path.split_at_checked(end));
+                    prop_assert!(address.is_some_and(|(name, rest)| name.starts_with("/v2/") && rest.starts_with('/')), "{path}");
+                }
+            }
         }
     }
 

@@ -47,7 +47,7 @@ fn words(failure: &ApiError, route: &str) -> (&'static str, StatusCode) {
     use ErrorCode::*;
     let code = match failure.code {
         Unauthorized => "UNAUTHORIZED",
-        Denied | QuotaExceeded => "DENIED",
+        Denied | QuotaExceeded | TagImmutable => "DENIED",
         RateLimited => "TOOMANYREQUESTS",
         RepositoryUnknown | DomainUnknown | NotFound => "NAME_UNKNOWN",
         SnapshotUnknown | TagUnknown => "MANIFEST_UNKNOWN",
@@ -60,6 +60,8 @@ fn words(failure: &ApiError, route: &str) -> (&'static str, StatusCode) {
         LengthMismatch | TooLarge => "SIZE_INVALID",
         CorruptFrame | Truncated => "BLOB_UPLOAD_INVALID",
         InvalidRequest if failure.status == StatusCode::METHOD_NOT_ALLOWED => "UNSUPPORTED",
+        // Of such a list a parameter may be wrong, too.
+        InvalidRequest if route.contains("/referrers/") && !failure.detail.starts_with("invalid digest") => "UNSUPPORTED",
         InvalidRequest if route.contains("{digest}") => "DIGEST_INVALID",
         InvalidRequest if route.contains("/uploads") => "BLOB_UPLOAD_INVALID",
         InvalidRequest if route.contains("{reference}") => "MANIFEST_INVALID",
@@ -92,6 +94,7 @@ mod tests {
         assert_eq!(of(ErrorCode::DigestMismatch, ""), ("DIGEST_INVALID", 400));
         assert_eq!(of(ErrorCode::MissingBlobs, ""), ("MANIFEST_BLOB_UNKNOWN", 404));
         assert_eq!(of(ErrorCode::TooLarge, ""), ("SIZE_INVALID", 413));
+        assert_eq!(of(ErrorCode::TagImmutable, blob), ("DENIED", 403));
         assert_eq!(of(ErrorCode::Overloaded, ""), ("UNAVAILABLE", 503));
         assert_eq!(of(ErrorCode::Internal, ""), ("UNKNOWN", 500));
     }

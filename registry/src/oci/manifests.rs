@@ -16,6 +16,7 @@ use axum::response::{IntoResponse as _, Response};
 use pfr_schema::snapshot::MAX_BYTES;
 use pfr_schema::{Digest, ErrorCode, Image, RepositoryName, Tag};
 use pfr_store::{Error, ManifestName, ManifestRow, Store};
+use std::collections::HashSet;
 use tokio::sync::OwnedSemaphorePermit;
 
 const SUBJECT: HeaderName = HeaderName::from_static("oci-subject");
@@ -111,7 +112,9 @@ pub(crate) async fn put(
 /// The tags that a push by digest is to get: `?tag=a&tag=b`.
 fn tags_of(request: &Request) -> Answer<Vec<Tag>> {
     let Query(pairs) = Query::<Vec<(String, String)>>::of(request.uri())?;
-    let tags: Vec<Tag> = pairs.iter().filter(|(name, _)| name == "tag").map(|(_, tag)| tag.parse()).collect::<Result<_, _>>()?;
+    let mut tags: Vec<Tag> = pairs.iter().filter(|(name, _)| name == "tag").map(|(_, tag)| tag.parse()).collect::<Result<_, _>>()?;
+    let mut seen = HashSet::new();
+    tags.retain(|tag| seen.insert(tag.clone()));
     if tags.len() > TAGS {
         let failure = ApiError::invalid(format!("{} tags in one request, the limit is {TAGS}", tags.len()));
         return Err(failure.with_status(StatusCode::URI_TOO_LONG));

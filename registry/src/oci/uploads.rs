@@ -187,10 +187,7 @@ impl Upload {
                     refused => refused,
                 },
                 Some(0) => store.finish_upload(&repository, &upload, digest).await,
-                _ => match store.append_upload(&upload, Some(received), body).await {
-                    Ok(_) => store.finish_upload(&repository, &upload, digest).await,
-                    Err(error) => Err(error),
-                },
+                _ => store.finish_upload_with(&repository, &upload, digest, received, body).await,
             };
             if is_new && done.is_err() {
                 // No client knows its address.
@@ -237,7 +234,7 @@ fn begins(headers: &HeaderMap, size: Option<u64>) -> Answer<Option<u64>> {
     });
     let invalid = || ApiError::invalid("expected Content-Range: <first byte>-<last byte>, of as many bytes as the body has");
     let (from, to) = range.filter(|(from, to)| from <= to).ok_or_else(invalid)?;
-    if size.is_some_and(|size| size != to - from + 1) {
+    if size.is_some_and(|size| size.checked_sub(1) != Some(to - from)) {
         return Err(invalid());
     }
     Ok(Some(from))
@@ -273,7 +270,9 @@ mod tests {
         assert_eq!(found("0-4", Some(5)), Some(Some(0)));
         assert_eq!(found("bytes 10-14/20", Some(5)), Some(Some(10)));
         assert_eq!(found("10-14", None), Some(Some(10)));
-        for (text, size) in [("0-4", Some(4)), ("4-0", None), ("x", None), ("0-", None)] {
+        for (text, size) in
+            [("0-4", Some(4)), ("4-0", None), ("x", None), ("0-", None), ("0-0", Some(0)), ("0-18446744073709551615", Some(5))]
+        {
             assert_eq!(found(text, size), None, "{text}");
         }
     }

@@ -100,6 +100,13 @@ async fn a_blob_comes_in_chunks_in_their_order() {
     assert_eq!(refused(registry.get(&format!("/v2/team/other/blobs/{digest}")).await, 404).await, "BLOB_UNKNOWN");
     assert_eq!(refused(registry.get(&format!("{NAME}/blobs/sha256:12")).await, 400).await, "DIGEST_INVALID");
 
+    // A last chunk that did not end the upload is sent again.
+    let location = begin(&registry, NAME).await;
+    assert_eq!(send(registry.request(Method::PATCH, &location).body("hello ")).await.status(), StatusCode::ACCEPTED);
+    let end = |named: Digest| registry.request(Method::PUT, &format!("{location}?digest={named}")).body("world");
+    assert_eq!(refused(send(end(Digest::sha256(b"x"))).await, 400).await, "DIGEST_INVALID");
+    assert_eq!(send(end(Digest::sha256(b"hello world"))).await.status(), StatusCode::CREATED);
+
     // Cancelled; all in one request; taken out of the repository.
     let location = begin(&registry, NAME).await;
     assert_eq!(registry.delete(&location).await.status(), StatusCode::NO_CONTENT);
@@ -128,7 +135,7 @@ async fn manifests_have_tags_and_referrers() {
 
     // By digest, also a SHA-512, with several tags at once.
     let long = Digest::of(pfr_schema::digest::Algorithm::Sha512, &first);
-    let response = put_manifest(&registry, &format!("{NAME}/manifests/{long}?tag=a&tag=b"), &first).await;
+    let response = put_manifest(&registry, &format!("{NAME}/manifests/{long}?tag=a&tag=b&tag=a"), &first).await;
     assert_eq!((response.status(), header(&response, "oci-tag")), (StatusCode::CREATED, "a, b"));
     let response = send(registry.request(Method::HEAD, &format!("{NAME}/manifests/a"))).await;
     assert_eq!(header(&response, "docker-content-digest"), long.to_string());
@@ -164,6 +171,8 @@ async fn manifests_have_tags_and_referrers() {
             assert_eq!((&descriptor["size"], &descriptor["mediaType"]), (&json!(signature.len()), &json!(media_type::OCI_MANIFEST)));
         }
     }
+    assert_eq!(refused(registry.get(&format!("{NAME}/referrers/{digest}?after=x")).await, 400).await, "UNSUPPORTED");
+    assert_eq!(refused(registry.get(&format!("{NAME}/referrers/sha256:12")).await, 400).await, "DIGEST_INVALID");
     let nobodys = registry.get(&format!("/v2/nothing/here/referrers/{digest}")).await;
     assert_eq!(nobodys.json::<Value>().await.expect("JSON")["manifests"], json!([]));
 

@@ -225,7 +225,9 @@ impl Planner {
             let object = self
                 .objects
                 .get(&child.digest)
-                .filter(|o| o.known.kind.satisfies(child.kind) && o.known.health as u8 <= Health::enough_for(child.kind) as u8);
+                .filter(|o| o.known.kind.satisfies(child.kind) && o.known.health as u8 <= Health::enough_for(child.kind) as u8)
+                // A refusal would say that it is stored, though its sender may not know that.
+                .filter(|o| !(child.optional && child.size.is_some_and(|size| size != o.known.size)));
             match object {
                 Some(object) => {
                     check_shape(container, child, &object.known)?;

@@ -5,21 +5,22 @@
 //! a rebuild knows them.
 
 use super::arguments::at_most;
+use super::leases::leased_by_a_session;
 use super::objects::lock;
 use super::sessions::live_push;
 use super::sql::values;
 use super::tx::{Outcome, Tx};
-use super::{AuditEntry, ObjectId, PushId, audit_log, children};
+use super::{AuditEntry, Listing, ObjectId, PushId, Unlinked, audit_log, children, retention};
 use crate::error::Error;
 use pfr_schema::{Digest, Kind, RepositoryName};
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 /// Puts stored blobs into a repository; they are locked, and those that are gone are left out.
 async fn link_all<T: Tx>(tx: &mut T, repository: i64, ids: &[ObjectId]) -> Outcome<usize> {
     lock(tx, ids).await?;
-    // Manifests are no blobs of a repository: they are read by their own address.
-    let find = "SELECT id FROM objects WHERE id = ANY($1) AND kind <> $2 AND kind <> $3";
-    let there: Vec<ObjectId> = tx.query(find, values![ids, Kind::Manifest, Kind::Image]).await?;
+    // Of any kind: whoever has the bytes of a manifest may upload them as a blob, and a refusal would
+    // say that some repository has it.
+    let there: Vec<ObjectId> = tx.query("SELECT id FROM objects WHERE id = ANY($1)", values![ids]).await?;
     let insert = "INSERT INTO repository_blobs (repository, object) SELECT $2, u.object FROM unnest($1::bigint[]) AS u(object)
                   ON CONFLICT (repository, object) DO NOTHING";
     let count = there.len();
@@ -36,40 +37,71 @@ pub(super) async fn link<T: Tx>(tx: &mut T, push: &PushId, digest: &Digest) -> O
     }
 }
 
-pub(super) async fn has_unlinked<T: Tx>(tx: &mut T, repository: &RepositoryName) -> Outcome<bool> {
-    let find = "SELECT EXISTS (SELECT 1 FROM repositories r JOIN manifests m ON m.repository = r.id WHERE r.name = $1 AND NOT m.linked)";
-    tx.one(find, values![repository]).await
+pub(super) async fn unlinked<T: Tx>(tx: &mut T, repository: &RepositoryName, after: i64, limit: usize) -> Outcome<Vec<Unlinked>> {
+    let find =
+        "SELECT m.id, o.digest, m.is_image FROM repositories r JOIN manifests m ON m.repository = r.id JOIN objects o ON o.id = m.object
+                WHERE r.name = $1 AND NOT m.linked AND m.id > $2 ORDER BY m.id LIMIT $3";
+    let rows: Vec<(i64, Digest, bool)> = tx.query(find, values![repository, after, at_most(limit)]).await?;
+    Ok(rows.into_iter().map(|(id, digest, is_image)| Unlinked { id, image: is_image.then_some(digest) }).collect())
 }
 
-pub(super) async fn link_manifests<T: Tx>(tx: &mut T, repository: &RepositoryName, limit: usize) -> Outcome<usize> {
+pub(super) async fn link_manifests<T: Tx>(tx: &mut T, repository: &RepositoryName, manifests: &[Listing]) -> Outcome<()> {
+    let ids: Vec<i64> = manifests.iter().map(|listing| listing.manifest).collect();
     let find = "SELECT m.id, m.repository, c.children FROM repositories r JOIN manifests m ON m.repository = r.id
-                JOIN containers c ON c.object = m.object WHERE r.name = $1 AND NOT m.linked ORDER BY m.id LIMIT $2";
-    let rows: Vec<(i64, i64, Vec<u8>)> = tx.query(find, values![repository, at_most(limit)]).await?;
-    let Some(id) = rows.first().map(|row| row.1) else { return Ok(0) };
+                JOIN containers c ON c.object = m.object WHERE r.name = $1 AND NOT m.linked AND m.id = ANY($2) ORDER BY m.id";
+    let rows: Vec<(i64, i64, Vec<u8>)> = tx.query(find, values![repository, &ids]).await?;
+    let Some(id) = rows.first().map(|row| row.1) else { return Ok(()) };
+    let named: HashMap<i64, &[Digest]> =
+        manifests.iter().filter_map(|listing| Some((listing.manifest, listing.needs.as_deref()?))).collect();
+    let digests: Vec<Digest> = named.values().flat_map(|needs| needs.iter().copied()).collect();
+    let stored: Vec<(Digest, ObjectId)> = match digests.is_empty() {
+        true => Vec::new(),
+        false => tx.query("SELECT digest, id FROM objects WHERE digest = ANY($1)", values![&digests[..]]).await?,
+    };
+    let stored: HashMap<Digest, ObjectId> = stored.into_iter().collect();
     let mut all: BTreeSet<ObjectId> = BTreeSet::new();
-    for (.., packed) in &rows {
-        all.extend(children::unpack(packed)?);
+    for (manifest, _, packed) in &rows {
+        let held = children::unpack(packed)?;
+        match named.get(manifest) {
+            None => all.extend(held),
+            // What the bytes do not require may be another repository's, and was never asked for.
+            Some(needs) => {
+                let held: HashSet<ObjectId> = held.into_iter().collect();
+                all.extend(needs.iter().filter_map(|digest| stored.get(digest)).filter(|id| held.contains(*id)));
+            }
+        }
     }
     link_all(tx, id, &all.into_iter().collect::<Vec<_>>()).await?;
     let manifests: Vec<i64> = rows.iter().map(|row| row.0).collect();
     tx.execute("UPDATE manifests SET linked = true WHERE id = ANY($1)", values![&manifests]).await?;
-    Ok(rows.len())
+    Ok(())
 }
 
 pub(super) async fn unlink<T: Tx>(tx: &mut T, repository: &RepositoryName, digest: &Digest, audit: Option<&AuditEntry>) -> Outcome<()> {
-    let delete = "DELETE FROM repository_blobs WHERE repository = (SELECT id FROM repositories WHERE name = $1)
-                  AND object = (SELECT id FROM objects WHERE digest = $2)";
-    if tx.execute(delete, values![repository, digest]).await? == 0 {
-        return Err(Error::BlobUnknown { digest: *digest, kind: Kind::Blob }.into());
+    let find = "SELECT r.id, o.id FROM objects o JOIN repository_blobs b ON b.object = o.id JOIN repositories r ON r.id = b.repository
+                WHERE o.digest = $1 AND r.name = $2";
+    let unknown = || Error::BlobUnknown { digest: *digest, kind: Kind::Blob };
+    let (id, object): (i64, ObjectId) = tx.first(find, values![digest, repository]).await?.ok_or_else(unknown)?;
+    if !audit.is_some_and(|entry| entry.overrides) {
+        retention::must_not_be_needed(tx, (id, repository), (object, digest), true).await?;
+    }
+    if tx.execute("DELETE FROM repository_blobs WHERE repository = $1 AND object = $2", values![id, object]).await? == 0 {
+        return Err(unknown().into());
     }
     audit_log::note(tx, audit, true, |record| audit_log::about_names(record, repository, Some(*digest), &[])).await
 }
 
-/// The size of a blob that a repository has.
+/// The size of a blob that a repository has. Not of garbage: who is told that it is there does not
+/// upload it, and the next collection takes it.
 pub(super) async fn blob<T: Tx>(tx: &mut T, repository: &RepositoryName, digest: &Digest) -> Outcome<Option<u64>> {
-    let find = "SELECT o.size FROM objects o JOIN repository_blobs b ON b.object = o.id JOIN repositories r ON r.id = b.repository
-                WHERE o.digest = $1 AND r.name = $2";
-    tx.first(find, values![digest, repository]).await
+    let find = concat!(
+        "SELECT o.size FROM objects o JOIN repository_blobs b ON b.object = o.id JOIN repositories r ON r.id = b.repository
+         WHERE o.digest = $1 AND r.name = $2 AND (o.refs > 0 OR o.keep_until > $3 OR ",
+        leased_by_a_session!("$3"),
+        ")"
+    );
+    let now = tx.now().await?;
+    tx.first(find, values![digest, repository, now]).await
 }
 
 pub(super) async fn places<T: Tx>(tx: &mut T, digest: &Digest, limit: usize) -> Outcome<Vec<RepositoryName>> {
@@ -78,21 +110,36 @@ pub(super) async fn places<T: Tx>(tx: &mut T, digest: &Digest, limit: usize) -> 
     tx.query(find, values![digest, at_most(limit)]).await
 }
 
-/// Of stored objects, those that a repository has neither as blobs nor as manifests.
-pub(super) async fn absent<T: Tx>(tx: &mut T, repository: i64, ids: &[ObjectId]) -> Outcome<Vec<Digest>> {
+/// Of stored objects, those that a repository has neither as blobs nor as manifests; and those of
+/// `manifests` that it does not have as manifests.
+pub(super) async fn absent<T: Tx>(tx: &mut T, repository: i64, ids: &[ObjectId], manifests: &[Digest]) -> Outcome<Vec<Digest>> {
     let find = "SELECT o.digest FROM objects o WHERE o.id = ANY($1)
                 AND NOT EXISTS (SELECT 1 FROM repository_blobs b WHERE b.repository = $2 AND b.object = o.id)
                 AND NOT EXISTS (SELECT 1 FROM manifests m WHERE m.repository = $2 AND m.object = o.id)";
-    tx.query(find, values![ids, repository]).await
+    let mut absent: Vec<Digest> = tx.query(find, values![ids, repository]).await?;
+    let find = "SELECT o.digest FROM objects o WHERE o.digest = ANY($1)
+                AND NOT EXISTS (SELECT 1 FROM manifests m WHERE m.repository = $2 AND m.object = o.id)";
+    for digest in tx.query::<Digest>(find, values![manifests, repository]).await? {
+        if !absent.contains(&digest) {
+            absent.push(digest);
+        }
+    }
+    Ok(absent)
 }
 
-/// Of these digests, those that a repository has neither as blobs nor as manifests, stored or not.
-pub(super) async fn missing<T: Tx>(tx: &mut T, repository: &RepositoryName, digests: &[Digest]) -> Outcome<Vec<Digest>> {
+/// Of these digests, those that a repository has neither as blobs nor as manifests, stored or not;
+/// with `as_manifests` those that it does not have as manifests.
+pub(super) async fn missing<T: Tx>(
+    tx: &mut T,
+    repository: &RepositoryName,
+    digests: &[Digest],
+    as_manifests: bool,
+) -> Outcome<Vec<Digest>> {
     let find = "SELECT o.digest FROM objects o WHERE o.digest = ANY($1)
-                AND (EXISTS (SELECT 1 FROM repository_blobs b JOIN repositories r ON r.id = b.repository
+                AND ($3 = false AND EXISTS (SELECT 1 FROM repository_blobs b JOIN repositories r ON r.id = b.repository
                              WHERE r.name = $2 AND b.object = o.id)
                   OR EXISTS (SELECT 1 FROM manifests m JOIN repositories r ON r.id = m.repository
                              WHERE r.name = $2 AND m.object = o.id))";
-    let there: HashSet<Digest> = tx.query::<Digest>(find, values![digests, repository]).await?.into_iter().collect();
+    let there: HashSet<Digest> = tx.query::<Digest>(find, values![digests, repository, as_manifests]).await?.into_iter().collect();
     Ok(digests.iter().filter(|digest| !there.contains(digest)).copied().collect())
 }

@@ -32,6 +32,11 @@ pub(super) async fn put<T: Tx>(tx: &mut T, push: &PushId, image: &NewImage) -> O
     let row: Option<(Kind, u64, u64, u64, u64, Vec<u8>)> = tx.first(find, values![object]).await?;
     let (kind, size, refs, reach, new, packed) = row.filter(|row| row.0.satisfies(Kind::Image)).ok_or_else(unknown)?;
     let existing = find_manifest(tx, repository, &digest).await?;
+    let mut missing = blobs::absent(tx, repository, &children::unpack(&packed)?, &image.manifests).await?;
+    missing.retain(|child| !image.optional.contains(child));
+    if !missing.is_empty() {
+        return Err(Error::Missing { container: digest, missing }.into());
+    }
     let mut records = Vec::new();
     let manifest = match existing {
         Some((id, _)) => {
@@ -39,11 +44,6 @@ pub(super) async fn put<T: Tx>(tx: &mut T, push: &PushId, image: &NewImage) -> O
             id
         }
         None => {
-            let mut missing = blobs::absent(tx, repository, &children::unpack(&packed)?).await?;
-            missing.retain(|child| !image.optional.contains(child));
-            if !missing.is_empty() {
-                return Err(Error::Missing { container: digest, missing }.into());
-            }
             let record = Record::Snapshot {
                 repository: name.clone(),
                 manifest: digest,

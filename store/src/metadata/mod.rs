@@ -454,24 +454,29 @@ macro_rules! metadata_transactions {
             /// # Errors
             /// [`crate::Error::BlobUnknown`] if it is not stored.
             link_blob(push: PushId, digest: Digest) -> () = GROW |tx| blobs::link(tx, push, digest);
-            /// Whether [`Metadata::link_manifests`] has something to do.
-            has_unlinked(repository: RepositoryName) -> bool = READ |tx| blobs::has_unlinked(tx, repository);
-            /// Puts what manifests list into their repository, for at most `limit` manifests of
-            /// which that was not done yet; returns how many.
-            link_manifests(repository: RepositoryName, limit: usize) -> usize = GROW |tx| blobs::link_manifests(tx, repository, *limit);
+            /// Manifests of a repository for which [`Metadata::link_manifests`] is still to be
+            /// called, in the order of their row ids, after `after`.
+            unlinked_manifests(repository: RepositoryName, after: i64, limit: usize) -> Vec<Unlinked>
+                = READ |tx| blobs::unlinked(tx, repository, *after, *limit);
+            /// Puts what manifests list into their repository. Those that are gone, or of which it
+            /// was done, are left out.
+            link_manifests(repository: RepositoryName, manifests: Vec<Listing>) -> ()
+                = GROW |tx| blobs::link_manifests(tx, repository, manifests);
             /// Takes a blob out of a repository. Manifests that list it still hold it.
             ///
             /// # Errors
-            /// [`crate::Error::BlobUnknown`] if the repository does not have it.
+            /// [`crate::Error::BlobUnknown`] if the repository does not have it;
+            /// [`crate::Error::NeededByTag`] if an immutable tag needs it.
             unlink_blob(repository: RepositoryName, digest: Digest, audit: Option<AuditEntry>) -> ()
                 = WRITE |tx| blobs::unlink(tx, repository, digest, audit.as_ref());
-            /// The size of a blob, if the repository has it.
+            /// The size of a blob, if the repository has it and something holds or leases it.
             blob(repository: RepositoryName, digest: Digest) -> Option<u64> = READ |tx| blobs::blob(tx, repository, digest);
             /// Repositories that have a blob, by name, at most `limit`.
             blob_places(digest: Digest, limit: usize) -> Vec<RepositoryName> = READ |tx| blobs::places(tx, digest, *limit);
-            /// Of these digests, those that the repository has neither as blobs nor as manifests.
-            blobs_missing(repository: RepositoryName, digests: Vec<Digest>) -> Vec<Digest>
-                = READ |tx| blobs::missing(tx, repository, digests);
+            /// Of these digests, those that the repository has neither as blobs nor as manifests;
+            /// with `as_manifests` those that it does not have as manifests.
+            blobs_missing(repository: RepositoryName, digests: Vec<Digest>, as_manifests: bool) -> Vec<Digest>
+                = READ |tx| blobs::missing(tx, repository, digests, *as_manifests);
             /// Bytes that an upload has received: whole chunks.
             upload_received(push: PushId) -> u64 = READ |tx| uploads::received(tx, push);
             /// Parts of an upload in order, from byte `from` on.
@@ -483,6 +488,11 @@ macro_rules! metadata_transactions {
             /// [`crate::Error::UploadMoved`] if it has received more or fewer bytes by now.
             append_upload(push: PushId, begin_at: u64, parts: Vec<UploadPart>, lease: Duration) -> u64
                 = GROW |tx| uploads::append(tx, push, *begin_at, parts, *lease);
+            /// Takes the bytes from `from` on out of an upload again, if it has received `to` bytes.
+            ///
+            /// # Errors
+            /// [`crate::Error::PushUnknown`].
+            cut_upload(push: PushId, from: u64, to: u64, lease: Duration) -> () = WRITE |tx| uploads::cut(tx, push, *from, *to, *lease);
             /// Adds a record to the audit log.
             add_audit_record(entry: AuditEntry) -> () = WRITE |tx| audit_log::add(tx, entry);
             /// Records of the audit log.

@@ -16,7 +16,7 @@ pub use access::AccessTokenRow;
 pub use audit_log::{AuditEntry, AuditFilter};
 pub use collection::*;
 pub use domains::*;
-pub use images::{ManifestName, ManifestRow, NewImage, UploadPart};
+pub use images::{Listing, ManifestName, ManifestRow, NewImage, Unlinked, UploadPart};
 pub use integrity::*;
 pub use journal::*;
 pub use packs::*;

@@ -102,6 +102,7 @@ async fn delete_if<T: Tx>(tx: &mut T, repository: &RepositoryName, digest: &Dige
         }
         if condition.mutable {
             retention::must_be_mutable(tx, repository, &tags.iter().collect::<Vec<_>>()).await?;
+            retention::must_not_be_needed(tx, (id, repository), (object, digest), false).await?;
         }
     }
     if condition.unlisted && images::is_listed(tx, id, object, digest).await? {

@@ -45,3 +45,13 @@ pub(super) async fn append<T: Tx>(tx: &mut T, push: &PushId, begin_at: u64, part
     tx.execute_each(insert, columns, values![&push.0]).await?;
     Ok(parts.last().map_or(begin_at, |part| part.begin_at + part.size))
 }
+
+pub(super) async fn cut<T: Tx>(tx: &mut T, push: &PushId, from: u64, to: u64, lease: Duration) -> Outcome<()> {
+    let now = live_push(tx, push).await?.now;
+    // Locks the session, as a chunk does.
+    extend_push(tx, push, lease, now).await?;
+    if received(tx, push).await? == to {
+        tx.execute("DELETE FROM upload_parts WHERE push = $1 AND begin_at >= $2", values![&push.0, from]).await?;
+    }
+    Ok(())
+}

@@ -14,9 +14,14 @@ use serde_json::{Value, json};
 
 on_backends!([sqlite = SqliteDisk, postgres_s3 = PostgresS3]:
     chunks_go_to_any_replica_and_make_one_blob,
+    a_last_chunk_counts_only_if_it_ends_the_upload,
     an_image_holds_what_it_lists_until_it_is_deleted,
     a_manifest_is_refused_without_what_it_lists,
+    a_blob_that_nothing_holds_is_not_there,
     a_rebuild_brings_images_back,
+    what_an_immutable_tag_needs_stays,
+    the_bytes_of_a_manifest_may_be_a_blob,
+    a_layer_that_may_be_missing_shows_nothing_of_other_repositories,
     a_snapshot_is_an_artifact_and_an_image_is_no_snapshot,
     an_image_that_is_uploaded_as_a_manifest_leaves_no_pack,
 );
@@ -113,6 +118,26 @@ async fn chunks_go_to_any_replica_and_make_one_blob(backend: Backend) {
     assert_eq!(rig.pack_files().await.len(), 0);
 }
 
+async fn a_last_chunk_counts_only_if_it_ends_the_upload(backend: Backend) {
+    let rig = Rig::still(backend, Options::default()).await;
+    let (store, digest) = (&rig.store, Digest::sha256(b"hello world"));
+    let upload = store.open_push(&repository()).await.unwrap().id;
+    store.append_upload(&upload, Some(0), body(b"hello ")).await.unwrap();
+    let team = repository();
+    let finish = |digest| store.finish_upload_with(&team, &upload, digest, 6, body(b"world"));
+    assert_eq!(finish(Digest::sha256(b"other")).await.unwrap_err().code(), ErrorCode::DigestMismatch);
+    assert_eq!(store.upload_received(&upload).await.unwrap(), 6);
+    finish(digest).await.unwrap();
+    assert_eq!(read(store, &digest, 0, 11).await, b"hello world");
+    // Cancelled by another request while it was being finished.
+    let upload = store.open_push(&repository()).await.unwrap().id;
+    store.append_upload(&upload, Some(0), body(b"hello ")).await.unwrap();
+    store.abort(&upload).await.unwrap();
+    let error = store.finish_upload(&repository(), &upload, Digest::sha256(b"hello ")).await.unwrap_err();
+    assert_eq!(error.code(), ErrorCode::PushUnknown, "{error}");
+    is_sound(&rig).await;
+}
+
 async fn an_image_holds_what_it_lists_until_it_is_deleted(backend: Backend) {
     let rig = Rig::still(backend, Options::default()).await;
     let store = &rig.store;
@@ -189,6 +214,83 @@ async fn a_manifest_is_refused_without_what_it_lists(backend: Backend) {
     assert_eq!(report.unwrap().digest, Digest::sha256(&foreign));
 }
 
+async fn what_an_immutable_tag_needs_stays(backend: Backend) {
+    let rig = Rig::still(backend, Options::default()).await;
+    let store = &rig.store;
+    for content in [&b"{}"[..], b"one", b"two"] {
+        put(store, &repository(), content).await;
+    }
+    let (one, two) = (image(b"{}", &[&b"one"[..]], None), image(b"{}", &[&b"two"[..]], None));
+    let index = serde_json::to_vec(&json!({"schemaVersion": 2, "manifests": [pointer(media_type::OCI_MANIFEST, &one)]})).unwrap();
+    for (document, name) in [(&one, vec![]), (&two, vec![tag("main")]), (&index, vec![tag("v1")])] {
+        store.put_image(&repository(), document.clone(), None, name).await.unwrap();
+    }
+    let policies = json!({"policies": [{"name": "releases", "repositories": "team/*", "immutable_tags": ["v*"]}]});
+    rig.metadata.set_retention(serde_json::from_value(policies).unwrap(), None).await.unwrap();
+    let team = repository();
+    for refused in [
+        store.delete_blob(&team, &Digest::sha256(b"one")).await,
+        store.delete_blob(&team, &Digest::sha256(b"{}")).await,
+        store.delete_snapshot(&team, &Digest::sha256(&one)).await,
+    ] {
+        let refused = refused.unwrap_err();
+        assert!(matches!(&refused, Error::NeededByTag { tag: found, .. } if *found == tag("v1")), "{refused}");
+        assert_eq!(refused.code(), ErrorCode::TagImmutable);
+    }
+    // A manifest is not there again while what it lists is not.
+    store.delete_blob(&team, &Digest::sha256(b"two")).await.unwrap();
+    let error = store.put_image(&team, two.clone(), None, vec![tag("again")]).await.unwrap_err();
+    assert!(matches!(&error, Error::Missing { missing, .. } if *missing == [Digest::sha256(b"two")]), "{error}");
+    put(store, &team, b"two").await;
+    store.put_image(&team, two, None, vec![tag("again")]).await.unwrap();
+    assert_eq!(store.blob(&team, &Digest::sha256(b"one")).await.unwrap(), Some(3));
+    is_sound(&rig).await;
+}
+
+async fn the_bytes_of_a_manifest_may_be_a_blob(backend: Backend) {
+    let rig = Rig::still(backend, Options::default()).await;
+    let store = &rig.store;
+    for place in [repository(), other()] {
+        put(store, &place, b"{}").await;
+    }
+    let hidden = image(b"{}", &[], None);
+    let digest = store.put_image(&repository(), hidden.clone(), None, vec![tag("v1")]).await.unwrap();
+    // A blob like any other for those who have its bytes, and no manifest of theirs.
+    assert_eq!(put(store, &other(), &hidden).await, digest);
+    assert_eq!(store.blob(&other(), &digest).await.unwrap(), Some(hidden.len() as u64));
+    assert_eq!(store.find_manifest(&other(), ManifestName::Digest(digest)).await.unwrap(), None);
+    let index = serde_json::to_vec(&json!({"schemaVersion": 2, "manifests": [pointer(media_type::OCI_MANIFEST, &hidden)]})).unwrap();
+    let error = store.put_image(&other(), index, None, vec![]).await.unwrap_err();
+    assert!(matches!(&error, Error::Missing { missing, .. } if *missing == [digest]), "{error}");
+    let artifact = image(b"{}", &[&hidden[..]], None);
+    store.put_image(&other(), artifact, None, vec![tag("layout")]).await.unwrap();
+
+    let rebuilt = rig.beside().await;
+    rebuilt.store.rebuild(&mut |_| ()).await.unwrap();
+    assert_eq!(rebuilt.store.blob(&other(), &digest).await.unwrap(), Some(hidden.len() as u64));
+    assert_eq!(rebuilt.store.blob(&repository(), &digest).await.unwrap(), None, "there it is a manifest only");
+    is_sound(&rebuilt).await;
+}
+
+async fn a_blob_that_nothing_holds_is_not_there(backend: Backend) {
+    let rig = Rig::still(backend, Options::default()).await;
+    let store = &rig.store;
+    let digest = put(store, &repository(), b"{}").await;
+    assert_eq!(store.blob(&repository(), &digest).await.unwrap(), Some(2), "leased");
+    rig.wait(Options::default().lease);
+    rig.seconds(1);
+    assert_eq!(store.blob(&repository(), &digest).await.unwrap(), None, "garbage, though no collection took it yet");
+    assert!(!store.mount_blob(&other(), digest, &[repository()]).await.unwrap());
+    // The upload that follows saves it.
+    put(store, &repository(), b"{}").await;
+    while rig.metadata.collect(1000).await.unwrap().more {}
+    assert_eq!(store.blob(&repository(), &digest).await.unwrap(), Some(2));
+    store.put_image(&repository(), image(b"{}", &[], None), None, vec![tag("v1")]).await.unwrap();
+    rig.wait(Options::default().lease);
+    rig.seconds(1);
+    assert_eq!(store.blob(&repository(), &digest).await.unwrap(), Some(2), "held");
+}
+
 async fn a_rebuild_brings_images_back(backend: Backend) {
     let rig = Rig::still(backend, Options::default()).await;
     let store = &rig.store;
@@ -221,6 +323,40 @@ async fn a_rebuild_brings_images_back(backend: Backend) {
     rebuilt.collect().await;
     is_sound(&rebuilt).await;
     assert_eq!(read(store, &Digest::sha256(&layer), 0, 100_000).await, layer);
+}
+
+/// An image that lists `layer` of another repository as one that it may lack.
+fn with_foreign(layer: &[u8]) -> Value {
+    let mut document: Value = serde_json::from_slice(&image(b"{}", &[], None)).unwrap();
+    document["layers"] = json!([pointer("application/vnd.oci.image.layer.nondistributable.v1.tar", layer)]);
+    document
+}
+
+async fn a_layer_that_may_be_missing_shows_nothing_of_other_repositories(backend: Backend) {
+    let rig = Rig::still(backend, Options::default()).await;
+    let store = &rig.store;
+    let (secret, config) = (bytes(4, 2013), Digest::sha256(b"{}"));
+    for content in [&b"{}"[..], &secret[..]] {
+        put(store, &repository(), content).await;
+    }
+    store.put_image(&repository(), image(b"{}", &[&secret[..]], None), None, vec![tag("v1")]).await.unwrap();
+    put(store, &other(), b"{}").await;
+    for hidden in [&secret[..], b"nowhere"] {
+        let mut guess = with_foreign(hidden);
+        guess["layers"][0]["size"] = 7.into();
+        store.put_image(&other(), serde_json::to_vec(&guess).unwrap(), None, vec![]).await.unwrap();
+    }
+    let foreign = serde_json::to_vec(&with_foreign(&secret)).unwrap();
+    store.put_image(&other(), foreign, None, vec![tag("v1")]).await.unwrap();
+    let secret = Digest::sha256(&secret);
+    assert_eq!(store.blob(&other(), &secret).await.unwrap(), None);
+
+    let rebuilt = rig.beside().await;
+    rebuilt.store.rebuild(&mut |_| ()).await.unwrap();
+    assert_eq!(rebuilt.store.blob(&other(), &secret).await.unwrap(), None, "a rebuild shows no more");
+    assert_eq!(rebuilt.store.blob(&other(), &config).await.unwrap(), Some(2));
+    assert_eq!(rebuilt.store.blob(&repository(), &secret).await.unwrap(), Some(2013));
+    is_sound(&rebuilt).await;
 }
 
 async fn a_snapshot_is_an_artifact_and_an_image_is_no_snapshot(backend: Backend) {

@@ -102,6 +102,10 @@ async fn contents(context: &mut Context, site: &Site, repository: RepositoryName
     }
     context.out.table(&table)?;
     let (snapshots, tags) = (contents.snapshots.len() as u64, contents.tags.len() as u64);
-    let summary = format!("{}, {}", count(snapshots, "snapshot"), count(tags, "tag"));
+    let mut summary = format!("{}, {}", count(snapshots, "snapshot"), count(tags, "tag"));
+    if snapshots == 0 {
+        // A repository that holds nothing does not exist.
+        summary.push_str("; it holds images, which OCI clients list (docs/oci.md)");
+    }
     context.out.note(&summary)
 }

@@ -16,6 +16,8 @@ pub struct NewImage {
     pub tags: Vec<Tag>,
     /// Blobs that it lists and that the repository need not have.
     pub optional: Vec<Digest>,
+    /// Manifests that it lists.
+    pub manifests: Vec<Digest>,
     /// What the audit log will say of it, if anything.
     pub audit: Option<AuditEntry>,
 }
@@ -38,6 +40,24 @@ pub struct ManifestRow {
     pub digest: Digest,
     /// Its bytes.
     pub size: u64,
+}
+
+/// A manifest of which it is not noted yet what it lists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unlinked {
+    /// Its row id.
+    pub id: i64,
+    /// The digest of an image; none for a snapshot.
+    pub image: Option<Digest>,
+}
+
+/// What a manifest puts into its repository.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listing {
+    /// Its row id.
+    pub manifest: i64,
+    /// Of the children that it holds, those that its repository has by it; none: all of them.
+    pub needs: Option<Vec<Digest>>,
 }
 
 /// A part of an unfinished upload: a blob of its own.

@@ -87,6 +87,8 @@ async fn collection_frees_what_no_image_holds_and_nothing_else() {
             pusher.collect().await;
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
+        // What nothing holds is not shown any more, even before a collection.
+        pusher.collect().await;
     };
     tokio::time::timeout(Duration::from_secs(60), freed).await.expect("what nothing holds goes within a minute");
     assert!(pusher.has(&shared).await, "another image lists it");
@@ -97,4 +99,18 @@ async fn collection_frees_what_no_image_holds_and_nothing_else() {
     assert!(pusher.has(&shared).await && !pusher.has(&own).await);
     let found = pusher.send(Method::GET, &format!("{TEAM}/manifests/one"), Vec::new()).await;
     assert_eq!(found.status(), StatusCode::OK);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pf_says_where_images_are_listed() {
+    let registry = Registry::start();
+    Pusher::of(&registry).image("v1", &[]).await;
+    let pf = Pf::new(&registry.url());
+    let listed = pf.run(&["ls", "team/images"]).ok();
+    assert!((listed.stdout + &listed.stderr).contains("images, which OCI clients list"));
+    for command in [&["inspect", "team/images:v1"][..], &["tag", "team/images:v1", "copy"], &["rm", "team/images:v1"]] {
+        let refused = pf.run(command);
+        assert_eq!(refused.code, 5, "{refused:?}");
+        assert!(refused.stderr.contains("images are for OCI clients"), "{refused:?}");
+    }
 }
