@@ -274,8 +274,8 @@ async fn a_lineage_loses_its_oldest_first_so_that_a_cut_makes_no_new_end(backend
     // As a run that is killed after five.
     let version = rig.metadata.retention().await.unwrap().version;
     for digest in &said[..5] {
-        let SnapshotSummary { digest, tags, .. } = rig.store.snapshot(&repository(), digest).await.unwrap().into();
-        let expiring = Expiring { repository: repository(), digest, etag: snapshot_etag(&digest, &tags), version };
+        let SnapshotSummary { digest, tags, pushed_at, .. } = rig.store.snapshot(&repository(), digest).await.unwrap().into();
+        let expiring = Expiring { repository: repository(), digest, etag: snapshot_etag(&digest, &tags), pushed_at, version };
         assert_eq!(rig.metadata.expire_snapshot(expiring, None).await.unwrap(), Expiry::Deleted);
     }
     let rest = run(&rig.store, false).await.unwrap();
@@ -298,8 +298,8 @@ async fn a_snapshot_that_an_index_lists_stays(backend: Backend) {
     rig.seconds(100);
     // Also where it was chosen before the index came.
     let version = rig.metadata.retention().await.unwrap().version;
-    let digest = listed.manifest.digest;
-    let chosen = Expiring { repository: repository(), digest, etag: snapshot_etag(&digest, &[tag("a")]), version };
+    let SnapshotSummary { digest, tags, pushed_at, .. } = rig.store.snapshot(&repository(), &listed.manifest.digest).await.unwrap().into();
+    let chosen = Expiring { repository: repository(), digest, etag: snapshot_etag(&digest, &tags), pushed_at, version };
     assert_eq!(rig.metadata.expire_snapshot(chosen, None).await.unwrap(), Expiry::Kept);
     let dry = run(&rig.store, true).await.unwrap();
     let done = run(&rig.store, false).await.unwrap();
