@@ -300,3 +300,26 @@ async fn the_quota_of_the_domain_holds_for_images() {
         assert_eq!(answer.status().as_u16(), status, "{tag}");
     }
 }
+
+#[tokio::test]
+async fn what_an_immutable_tag_needs_is_deleted_by_administrators_only() {
+    let data = tempfile::tempdir().expect("a directory");
+    let registry = Registry::start_again(data.path(), |_| ()).await;
+    let config = put_blob(&registry, NAME, b"{}").await;
+    let document = image(None, "release");
+    assert_eq!(put_manifest(&registry, &format!("{NAME}/manifests/v1"), &document).await.status(), StatusCode::CREATED);
+    let policies = json!({"policies": [{"name": "releases", "repositories": "team/*", "immutable_tags": ["v*"]}]});
+    assert!(registry.put("/v1/retention", &policies).await.status().is_success());
+    let (user, administrator) = (registry.token(&["*:pull,push,delete"]).await, registry.token(&["*:pull,push,delete,admin"]).await);
+    registry.stopped().await;
+
+    let registry = Registry::start_again(data.path(), |config| config.require_tokens = true).await;
+    let blob = format!("{NAME}/blobs/{config}");
+    for address in [&blob, &format!("{NAME}/manifests/v1"), &format!("{NAME}/manifests/{}", Digest::sha256(&document))] {
+        assert_eq!(refused(as_docker(&registry, &user, Method::DELETE, address).await, 403).await, "DENIED", "{address}");
+    }
+    assert_eq!(as_docker(&registry, &user, Method::GET, &blob).await.status(), StatusCode::OK);
+    assert_eq!(as_docker(&registry, &administrator, Method::DELETE, &blob).await.status(), StatusCode::ACCEPTED);
+    assert_eq!(as_docker(&registry, &user, Method::GET, &blob).await.status(), StatusCode::NOT_FOUND);
+    registry.stopped().await;
+}
