@@ -41,8 +41,8 @@ const MOST: usize = 112 << 10;
 /// The same of one domain and of one push: neither can keep claims from all others.
 const MOST_OF_DOMAIN: usize = MOST / 2;
 const MOST_OF_PUSH: usize = MOST / 8;
-/// A push keeps the claims of so many of its latest questions that claim, and those that its uploads
-/// may still send: what it claimed before is stored.
+/// A push keeps the claims of so many of its latest questions that claim, and those that its
+/// uploads may still send: what it claimed before is stored.
 const HELD: u64 = 3;
 /// How often claims that have ended are forgotten.
 const SWEEP: Duration = Duration::from_secs(2);
@@ -154,8 +154,8 @@ impl Claims {
     }
 
     /// Answers a question about groups of blobs: the positions of those that other pushes send. Of
-    /// each group, its blobs that are missing, and how many of those that nobody else sends to claim
-    /// for the push that asks: the first ones. Forgets the claims of blobs that are `stored`.
+    /// each group, its blobs that are missing, and how many of those that nobody else sends to
+    /// claim for the push that asks: the first ones. Forgets the claims of blobs that are `stored`.
     pub(crate) fn ask<M>(
         &self,
         asking: &Asking<'_>,

@@ -213,13 +213,14 @@ impl Store {
     }
 
     /// Notes what the manifests of a repository list; returns whether there was anything to note.
-    /// Of an image its bytes say which blobs its repository must have had when it came. A layer that
-    /// it may lack is held if any repository had it, so it does not belong to this one; a manifest
-    /// is there by itself.
+    /// Of an image its bytes say which blobs its repository must have had when it came. A layer
+    /// that it may lack is held if any repository had it, so it does not belong to this one; a
+    /// manifest is there by itself.
     pub(crate) async fn link_manifests(&self, repository: &RepositoryName) -> Result<bool> {
         let (mut any, mut after) = (false, 0);
         loop {
-            // Looked at first: almost always there is nothing, and a look needs no room on the disk.
+            // Looked at first: almost always there is nothing, and a look needs no room on the
+            // disk.
             let unlinked = self.metadata.unlinked_manifests(repository.clone(), after, MANIFESTS).await?;
             let Some(last) = unlinked.last() else { return Ok(any) };
             after = last.id;

@@ -160,7 +160,8 @@ class Transport(unittest.TestCase):
         self.assertEqual(connection.call_args.args, ("2001:db8::abcd", 80))
 
     def test_json_of_another_server_is_an_error(self) -> None:
-        for document in ({}, [], 3, {"tags": 3}, {"tags": [{"name": "a", "digest": "b", "updated_at": "soon"}]}):
+        documents: list[Any] = [{}, [], 3, {"tags": 3}, {"tags": [{"name": "a", "digest": "b", "updated_at": "soon"}]}]
+        for document in documents:
             with self.assertRaisesRegex(Error, "^unavailable: the answer is not that of a registry"):
                 list(Client(self.serve(found(document))).tags("a"))
             with self.assertRaisesRegex(Error, "^unavailable: the answer is not that of a registry"):

@@ -25,7 +25,7 @@ async fn a_missing_agent_is_told_from_one_that_went_away() {
     let dir = tempfile::tempdir().unwrap();
     let error = AgentClient::new(dir.path().join("no.sock")).unwrap().engines().await.unwrap_err();
     assert!(matches!(&error, Error::NoAgent { .. }), "{error}");
-    assert!(error.to_string().contains("pf-agent serve") && error.code() == ErrorCode::Unavailable, "{error}");
+    assert!(error.to_string().contains("no capture agent answers at") && error.code() == ErrorCode::Unavailable, "{error}");
 
     for cut in ["", "HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n{\"engines\":["] {
         let (_dir, client) = answers(cut);

@@ -75,10 +75,12 @@ impl Leases {
     }
 
     /// Of several sessions the oldest that lives is named: the object is looked at again when it
-    /// ends.
+    /// ends. It lives through the millisecond in which it expires, so that is one later. A
+    /// candidate due at once would be found again without end by a transaction, for which time
+    /// stands still.
     pub(super) fn of(&self, keep_until: u64, lessee: i64) -> Option<Lease> {
         match self.sessions.get(&lessee) {
-            Some((number, expires)) => Some(Lease { until: *expires, session: Some(*number) }),
+            Some((number, expires)) => Some(Lease { until: expires.saturating_add(1), session: Some(*number) }),
             None => (keep_until > self.now).then_some(Lease { until: keep_until, session: None }),
         }
     }

@@ -488,7 +488,8 @@ macro_rules! metadata_transactions {
             /// [`crate::Error::UploadMoved`] if it has received more or fewer bytes by now.
             append_upload(push: PushId, begin_at: u64, parts: Vec<UploadPart>, lease: Duration) -> u64
                 = GROW |tx| uploads::append(tx, push, *begin_at, parts, *lease);
-            /// Takes the bytes from `from` on out of an upload again, if it has received `to` bytes.
+            /// Takes the bytes from `from` on out of an upload again, if it has received `to`
+            /// bytes.
             ///
             /// # Errors
             /// [`crate::Error::PushUnknown`].

@@ -48,6 +48,26 @@ on_every_backend!(
 // An unfinished upload leaves files in a directory only; a bucket shows nothing of it.
 on_backends!([sqlite_disk = SqliteDisk, postgres_disk = PostgresDisk]: what_a_killed_upload_left_is_removed_with_its_staging_files);
 
+on_backends!([sqlite_disk = SqliteDisk, postgres_disk = PostgresDisk]: a_collection_in_the_last_millisecond_of_a_lease_ends);
+
+/// A session lives through the millisecond in which it expires. A candidate that it keeps is looked
+/// at again after that, and not again and again by a transaction for which time stands still.
+async fn a_collection_in_the_last_millisecond_of_a_lease_ends(backend: Backend) {
+    let rig = Rig::still(backend, Options::default()).await;
+    let session = rig.store.open_push(&repository()).await.unwrap();
+    rig.store.ingest(&session.id, pieces(&snapshot(&[1, 2], vec![]).stream(), 777)).await.unwrap();
+    let objects = async || rig.metadata.audit(false).await.unwrap().objects;
+    let stored = objects().await;
+    assert!(stored > 2);
+    rig.wait(rig.options().lease);
+    let collection = async { rig.store.gc(&at_once(), &mut |_| ()).await };
+    tokio::time::timeout(Duration::from_secs(20), collection).await.expect("it ends").unwrap();
+    assert_eq!(objects().await, stored, "the session lives");
+    rig.wait(Duration::from_millis(1));
+    rig.store.gc(&at_once(), &mut |_| ()).await.unwrap();
+    assert_eq!(objects().await, 0);
+}
+
 fn at_once() -> GcOptions {
     GcOptions { grace: Duration::ZERO, batch: 50, ..GcOptions::default() }
 }
