@@ -84,8 +84,8 @@ impl Directory {
         Self::read(path, limits, Look::All)
     }
 
-    /// The same without a look at the files of pages and checkpoint payloads: of a snapshot that a
-    /// registry has, there are very many that nobody needs.
+    /// The same without a look at the files of pages and checkpoint payloads: a push needs only
+    /// those that the registry lacks.
     ///
     /// # Errors
     /// Those of [`Self::open`] that are about documents.

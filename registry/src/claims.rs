@@ -153,9 +153,10 @@ impl Claims {
         Self(Mutex::new(Inner { domains: HashMap::new(), pushes: HashMap::new(), count: 0, swept: Instant::now() }))
     }
 
-    /// Answers a question about groups of blobs: the positions of those that other pushes send. Of
-    /// each group, its blobs that are missing, and how many of those that nobody else sends to
-    /// claim for the push that asks: the first ones. Forgets the claims of blobs that are `stored`.
+    /// Answers a question about groups of blobs: the positions of those that other pushes send. A
+    /// group has its missing blobs, and a number: so many of those that no other push sends, the
+    /// first ones, are claimed for the push that asks. Forgets the claims of blobs that are
+    /// `stored`.
     pub(crate) fn ask<M>(
         &self,
         asking: &Asking<'_>,
@@ -337,8 +338,8 @@ impl Upload {
         watched
     }
 
-    /// Ends the claims that its push made before it began: nobody knows whether its client tries
-    /// again. What the push claimed since is sent by other uploads.
+    /// Ends the claims that its push made before it began, because its client may never try again.
+    /// Other uploads send the blobs that the push claimed since.
     pub(crate) fn failed(&self) {
         if let Some(push) = &self.push {
             push.release(self.question);

@@ -82,7 +82,7 @@ impl Store {
                 self.metadata.blobs_missing(repository.clone(), absent, false).await?
             }
         };
-        // The bytes of a manifest may be here as a blob, which nobody can pull as a manifest.
+        // The bytes of a manifest may be here as a blob, which cannot be pulled as a manifest.
         missing.extend(self.metadata.blobs_missing(repository.clone(), manifests, true).await?);
         if missing.is_empty() { Ok(()) } else { Err(Error::Missing { container, missing }) }
     }

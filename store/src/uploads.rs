@@ -7,12 +7,12 @@
 //! ```
 //!
 //! An upload is a push session, and what it has received are blobs that the session leases. So any
-//! replica continues it, and what nobody finishes is garbage like any other. A frame begins with
+//! replica continues it, and an unfinished one becomes garbage like any other. A frame begins with
 //! its digest, so chunks are copied into one when it is known; the same pass hashes the blob.
 //! Decision 53 has the reasons.
 //!
-//! A finished blob is leased by a session of its own, which nobody ends: until its lease is over,
-//! a manifest may list it.
+//! A session of its own leases a finished blob, and is left to expire: until then a manifest may
+//! list the blob.
 
 mod pieces;
 

@@ -106,7 +106,7 @@ pub(super) struct Queue<'a> {
 }
 
 impl<'a> Queue<'a> {
-    /// Of requests that nobody else is asked about.
+    /// Of requests that are sent without a further question.
     pub fn of(session: &'a Session<'a>, batches: Vec<Batch>) -> Self {
         Self { ready: batches.into(), ..Self::new(session, Vec::new(), &[]) }
     }
@@ -186,7 +186,8 @@ impl<'a> Queue<'a> {
         for item in unclaimed.into_iter().rev() {
             self.left.push_front(item);
         }
-        // Where others send most of it, further blobs are looked at, for some that nobody sends.
+        // Where others send most of it, further blobs are looked at, to find some that are not
+        // sent.
         self.widening = if ours.len() * 2 < most { (2 * self.widening).min(WIDEST) } else { 1 };
         self.told = asked.wait;
         if !ours.is_empty() {

@@ -77,7 +77,7 @@ impl OpenedSource {
         Totals::of(&documents, self.limits())
     }
 
-    /// Looks at the files of blobs that are about to be sent, if nobody has done so, and returns
+    /// Looks at the files of blobs that are about to be sent, unless that was done, and returns
     /// these blobs.
     pub async fn check(&self, blobs: Vec<Item>) -> Result<Vec<Item>> {
         let Self::Directory(directory) = self else { return Ok(blobs) };

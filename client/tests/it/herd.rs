@@ -1,5 +1,5 @@
 //! Several clients push the same at once: it is sent about once, and a client that claims and does
-//! not send keeps nobody waiting for long.
+//! not send delays the others briefly.
 
 use crate::common::sample::{LARGE, directory};
 use crate::common::{Registry, push_dir, remote, repository};

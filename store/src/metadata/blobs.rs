@@ -18,8 +18,8 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 /// Puts stored blobs into a repository; they are locked, and those that are gone are left out.
 async fn link_all<T: Tx>(tx: &mut T, repository: i64, ids: &[ObjectId]) -> Outcome<usize> {
     lock(tx, ids).await?;
-    // Of any kind: whoever has the bytes of a manifest may upload them as a blob, and a refusal
-    // would say that some repository has it.
+    // Of any kind: the bytes of a manifest may be uploaded as a blob, and a refusal would say that
+    // some repository has the manifest.
     let there: Vec<ObjectId> = tx.query("SELECT id FROM objects WHERE id = ANY($1)", values![ids]).await?;
     let insert = "INSERT INTO repository_blobs (repository, object) SELECT $2, u.object FROM unnest($1::bigint[]) AS u(object)
                   ON CONFLICT (repository, object) DO NOTHING";

@@ -51,7 +51,7 @@ async fn look_at_once<B: Backend>(backend: &B, push: &PushId, wanted: Vec<(Diges
     let parts = (wanted.len() / LOOK_PART).clamp(1, B::LOOKS);
     let mut parts: Vec<&[usize]> = order.chunks(order.len().div_ceil(parts).max(1)).collect();
     if parts.is_empty() {
-        // Who asks for nothing still learns whether the session lives.
+        // The answer to an empty request still says whether the session lives.
         parts.push(&[]);
     }
     let looks = parts.iter().map(|part| {
