@@ -116,10 +116,19 @@ pub fn encode_tensor(codec: Codec, raw: &[u8]) -> (Codec, Cow<'_, [u8]>) {
 /// decoded bytes, so a false length costs nothing.
 pub fn decode(codec: Codec, stored: &[u8], raw_len: u64) -> Result<Vec<u8>, FormatError> {
     let mut raw = Vec::with_capacity(usize::try_from(raw_len.min(stored.len() as u64 * 4)).unwrap_or(0));
+    decode_into(codec, stored, raw_len, &mut raw)?;
+    Ok(raw)
+}
+
+/// Decodes a whole payload into memory that is used again: what is in `raw` is replaced.
+///
+/// # Errors
+/// As [`decode`].
+pub fn decode_into(codec: Codec, stored: &[u8], raw_len: u64, raw: &mut Vec<u8>) -> Result<(), FormatError> {
+    raw.clear();
     let mut decoder = Decoder::new(codec, raw_len)?;
     decoder.update(stored, &mut |bytes| raw.extend_from_slice(bytes))?;
-    decoder.finish()?;
-    Ok(raw)
+    decoder.finish()
 }
 
 /// Decodes a payload that arrives in pieces, in constant memory.

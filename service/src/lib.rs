@@ -5,6 +5,7 @@
 //! | [`durable`] | files and folders that survive a power cut | |
 //! | [`backoff`] | waits between two attempts | |
 //! | [`few`] | lists of names in messages | |
+//! | [`buffers`] | memory that is used again | |
 //! | [`units`] | sizes and numbers in messages | |
 //! | [`settings`] | settings from flags, environment and a file | `program` |
 //! | [`secret`] | tokens and passwords that cannot be printed | `program` |
@@ -14,10 +15,11 @@
 //! | [`problem`] | errors as `application/problem+json` | `http` |
 //! | [`metrics`] | the recorder behind `/metrics` | `http` |
 //!
-//! The store is below the programs and needs the first four only, so the rest hides behind
+//! The store is below the programs and needs those without a feature only, so the rest hides behind
 //! features: `docs/decisions/0026-one-crate-for-what-programs-share.md`.
 
 pub mod backoff;
+pub mod buffers;
 pub mod durable;
 mod few;
 #[cfg(feature = "program")]

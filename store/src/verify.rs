@@ -1,7 +1,10 @@
 //! Verification of frames as they stream in: each blob is hashed once, off the async threads,
 //! several at a time.
 
+mod batch;
+
 use crate::error::{Error, Result};
+use batch::Batch;
 use bytes::Bytes;
 use futures::Stream;
 use futures::StreamExt as _;
@@ -18,15 +21,13 @@ use tokio::task::JoinHandle;
 pub const WHOLE_MAX: u64 = 4 << 20;
 /// Payload bytes being hashed at a time, per stream.
 const WINDOW: u64 = 6 << 20;
-/// Payload bytes per hashing task: enough to be worth a task, little enough for two cores to share.
-const BATCH: u64 = 1 << 20;
 
 /// A verified frame, whole.
 #[derive(Debug)]
 pub struct Whole {
     /// Its header.
     pub header: Header,
-    /// The encoded payload, in pieces as they came from the network.
+    /// The encoded payload: in one piece, but for large documents, whose pieces are as they came.
     pub payload: Vec<Bytes>,
     /// CRC-32C of the payload.
     pub checksum: u32,
@@ -170,6 +171,9 @@ pub(crate) enum Step {
 }
 
 enum Current {
+    /// In the batch.
+    Small,
+    /// A large document.
     Whole(Whole),
     // Boxed: decoder and hasher are much larger than a whole frame's entry.
     Pieces { check: Option<Box<Check>> },
@@ -185,10 +189,9 @@ pub(crate) struct Verifier {
     /// A large document that begins when its permit is granted.
     asked: Option<Header>,
     current: Option<Current>,
-    /// Payload bytes of the frame that is not complete yet.
+    batch: Batch,
+    /// Payload bytes of the large document that is not complete yet.
     partial: u64,
-    batch: Vec<Whole>,
-    batch_bytes: u64,
     hashing: VecDeque<(u64, JoinHandle<Result<Vec<Whole>>>)>,
     hashing_bytes: u64,
     ready: VecDeque<Whole>,
@@ -205,9 +208,8 @@ impl Verifier {
             codecs,
             asked: None,
             current: None,
+            batch: Batch::default(),
             partial: 0,
-            batch: Vec::new(),
-            batch_bytes: 0,
             hashing: VecDeque::new(),
             hashing_bytes: 0,
             ready: VecDeque::new(),
@@ -263,7 +265,8 @@ impl Verifier {
     /// Permit to hold the large document that a step asked for.
     pub(crate) fn grant(&mut self, permit: OwnedSemaphorePermit) {
         if let Some(header) = self.asked.take() {
-            self.hold(header, Some(permit));
+            let position = self.parser.position();
+            self.current = Some(Current::Whole(Whole { header, payload: Vec::new(), checksum: 0, position, permit: Some(permit) }));
         }
     }
 
@@ -271,26 +274,29 @@ impl Verifier {
     /// [`Self::partial`].
     pub(crate) fn settle(&mut self) {
         self.dispatch();
+        self.batch.shrink();
         self.hand_on = true;
     }
 
     /// Bytes of the frame that is not complete yet.
     pub(crate) fn partial(&self) -> u64 {
-        self.partial
+        self.partial + self.batch.partial()
     }
 
     /// Bytes to the end of the frame that is held until it is complete; none if there is no such
     /// frame.
     pub(crate) fn rest(&self) -> Option<u64> {
-        match &self.current {
-            Some(Current::Whole(whole)) => Some(whole.header.stored_len - self.partial + CHECKSUM as u64),
-            _ => None,
-        }
+        let header = match &self.current {
+            Some(Current::Small) => self.batch.coming()?,
+            Some(Current::Whole(whole)) => &whole.header,
+            _ => return None,
+        };
+        Some(header.stored_len - self.partial() + CHECKSUM as u64)
     }
 
     /// Whether it holds a large document.
     pub(crate) fn holds_large(&self) -> bool {
-        matches!(&self.current, Some(Current::Whole(whole)) if whole.permit.is_some())
+        matches!(&self.current, Some(Current::Whole(_)))
     }
 
     async fn advance(&mut self) -> Result<Option<Step>> {
@@ -311,17 +317,13 @@ impl Verifier {
         Err(Error::Frame { position: self.parser.position(), digest: header.digest, source })
     }
 
-    fn hold(&mut self, header: Header, permit: Option<OwnedSemaphorePermit>) {
-        let position = self.parser.position();
-        self.current = Some(Current::Whole(Whole { header, payload: Vec::new(), checksum: 0, position, permit }));
-    }
-
     async fn event(&mut self, event: Event) -> Result<Option<Step>> {
         match event {
             Event::Begin(header) => {
                 self.check_codec(&header)?;
                 if header.stored_len.max(header.raw_len) <= WHOLE_MAX {
-                    self.hold(header, None);
+                    self.batch.begin(header, self.parser.position());
+                    self.current = Some(Current::Small);
                     return Ok(None);
                 }
                 if header.kind.is_container() {
@@ -336,6 +338,10 @@ impl Verifier {
                 Ok(None)
             }
             Event::Payload(piece) => match &mut self.current {
+                Some(Current::Small) => {
+                    self.batch.append(&piece);
+                    Ok(None)
+                }
                 Some(Current::Whole(whole)) => {
                     self.partial += piece.len() as u64;
                     whole.payload.push(piece);
@@ -354,17 +360,21 @@ impl Verifier {
                 None => Err(Error::Internal("a payload without a frame".into())),
             },
             Event::Finish { checksum } => match self.current.take() {
+                Some(Current::Small) => {
+                    self.batch.finish(checksum);
+                    if self.batch.is_full() {
+                        self.dispatch();
+                    }
+                    Ok(None)
+                }
                 Some(Current::Whole(mut whole)) => {
                     self.partial = 0;
                     whole.checksum = checksum;
+                    self.batch.add(whole);
                     // Others wait for its permit, and so does this stream when the next one begins:
                     // it must not lie here until then.
-                    self.hand_on = whole.permit.is_some();
-                    self.batch_bytes += whole.header.stored_len + 256;
-                    self.batch.push(whole);
-                    if self.hand_on || self.batch_bytes >= BATCH {
-                        self.dispatch();
-                    }
+                    self.hand_on = true;
+                    self.dispatch();
                     Ok(None)
                 }
                 Some(Current::Pieces { check }) => {
@@ -383,18 +393,12 @@ impl Verifier {
 
     /// Sends the batch to a hashing task.
     fn dispatch(&mut self) {
-        if self.batch.is_empty() {
+        let (frames, bytes) = self.batch.take();
+        if frames.is_empty() {
             return;
         }
-        let batch = std::mem::take(&mut self.batch);
-        let bytes = std::mem::take(&mut self.batch_bytes);
         self.hashing_bytes += bytes;
-        let task = tokio::task::spawn_blocking(move || {
-            for whole in &batch {
-                whole.verify()?;
-            }
-            Ok(batch)
-        });
+        let task = tokio::task::spawn_blocking(move || batch::verify(&frames).map(|()| frames));
         self.hashing.push_back((bytes, task));
     }
 

@@ -13,6 +13,7 @@ use pfr_schema::checkpoint::Dtype;
 use pfr_schema::codec::Codec;
 use pfr_schema::frame::{CHECKSUM, Header};
 use pfr_schema::{ErrorCode, Kind};
+use pfr_service::buffers::{Buffer, Pool};
 use pfr_store::document_frame;
 use rustix::buffer::spare_capacity;
 use std::fs::File;
@@ -27,12 +28,14 @@ const PIECE: usize = 1 << 20;
 const ROOM: usize = 512;
 /// Pieces read ahead.
 const AHEAD: usize = 3;
+/// Memory for pieces: of four requests, those read ahead, one being sent and one being read.
+static PIECES: Pool = Pool::new(PIECE, 24);
 
 /// The frames of `items`, in order, without an end mark.
 pub(crate) fn frames(directory: Arc<Directory>, items: Arc<[Item]>, encoding: Encoding) -> BoxStream<'static, Result<Bytes>> {
     let (sender, receiver) = mpsc::channel(AHEAD);
     let work = move || {
-        let mut output = Output { sender, piece: Vec::new(), encoder: encoding.encoder() };
+        let mut output = Output { sender, piece: PIECES.hold(Vec::new()), encoder: encoding.encoder() };
         let mut written = Ok(());
         for item in items.iter() {
             written = directory.write_frame(item, &mut output);
@@ -67,7 +70,7 @@ impl From<Error> for Stop {
 
 struct Output {
     sender: mpsc::Sender<Result<Bytes>>,
-    piece: Vec<u8>,
+    piece: Buffer,
     encoder: Encoder,
 }
 
@@ -79,18 +82,21 @@ impl Output {
 
     /// Sends what is collected. Then begins a piece of at least this capacity.
     fn flush(&mut self, capacity: usize) -> std::result::Result<(), Stop> {
-        let mut whole = std::mem::take(&mut self.piece);
+        let next = match capacity {
+            0 => PIECES.hold(Vec::new()),
+            PIECE => PIECES.take(),
+            more => PIECES.hold(Vec::with_capacity(more)),
+        };
+        let whole = std::mem::replace(&mut self.piece, next);
         // A frame of a few bytes may lie where its raw blob was. Until it is sent it holds the
         // memory of its own bytes only.
-        whole.shrink_to_fit();
-        let mut whole = Bytes::from(whole);
+        let mut whole = if whole.len() < whole.capacity() / 2 { Bytes::copy_from_slice(&whole) } else { whole.freeze() };
         while !whole.is_empty() {
             // A connection that is alive takes such a piece in time; of a larger one, that is not
             // known.
             let piece = whole.split_to(whole.len().min(PIECE));
             self.encoder.wait(|| self.sender.blocking_send(Ok(piece))).map_err(|_| Stop::Unread)?;
         }
-        self.piece.reserve_exact(capacity);
         Ok(())
     }
 

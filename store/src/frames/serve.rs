@@ -28,7 +28,7 @@ use tokio::time::Instant;
 /// Bytes handed out at a time, each piece in memory of its own.
 const PIECE: u64 = 64 << 10;
 /// The same at full speed: each piece costs the client a wake-up.
-const LARGE: u64 = 512 << 10;
+const LARGE: u64 = crate::packs::PIECE;
 
 /// Frames for a client that may be slow.
 pub struct Served {

@@ -29,3 +29,5 @@ pub(crate) use writer::PackWriter;
 
 /// Bytes read from a pack at a time. Frames that lie back to back are read together.
 pub(crate) const READ: u64 = 4 << 20;
+/// Bytes of a piece of a read that is handed on while the next is made.
+pub(crate) const PIECE: u64 = 512 << 10;

@@ -4,6 +4,7 @@
 //! is told apart here: "there is no such pack" is said only of a storage that is there. The other
 //! three are told apart by metadata, and are the caller's to ask about.
 
+use super::PIECE;
 use super::paths::path;
 use crate::Store;
 use crate::error::{Error, Result};
@@ -11,10 +12,14 @@ use bytes::{Bytes, BytesMut};
 use futures::StreamExt as _;
 use object_store::path::Path;
 use object_store::{GetOptions, GetResult, GetResultPayload, ObjectStoreExt as _};
+use pfr_service::buffers::Pool;
 use rustix::buffer::spare_capacity;
 use rustix::io::{Errno, pread};
 use std::fs::File;
 use std::ops::Range;
+
+/// Memory for pieces of downloads at full speed. Others are small, and need it for long.
+static PIECES: Pool = Pool::new(PIECE as usize, 32);
 
 /// Why a read failed.
 enum Failed {
@@ -149,7 +154,9 @@ async fn take_apart(result: GetResult, ranges: &[Range<u64>]) -> object_store::R
 /// Bytes of a file, fewer if it ends before. `Read::read_to_end` would ask for 8 KiB, then 16, and
 /// so on, for each piece.
 fn read_whole(file: &File, start: u64, length: usize) -> std::io::Result<Bytes> {
-    let mut bytes = Vec::with_capacity(length);
+    // As much is read as there is room for.
+    let of_pool = (PIECES.size() / 8 * 7..=PIECES.size()).contains(&length);
+    let mut bytes = if of_pool { PIECES.take() } else { PIECES.hold(Vec::with_capacity(length)) };
     while bytes.len() < length {
         let at = start + bytes.len() as u64;
         match pread(file, spare_capacity(&mut bytes), at) {
@@ -159,5 +166,5 @@ fn read_whole(file: &File, start: u64, length: usize) -> std::io::Result<Bytes> 
         }
     }
     bytes.truncate(length);
-    Ok(bytes.into())
+    Ok(bytes.freeze())
 }
