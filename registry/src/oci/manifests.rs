@@ -1,7 +1,7 @@
 //! Manifests and indexes, by tag and by digest. Those of snapshots can be read, tagged and deleted.
 
 use super::address::Address;
-use super::{Answer, CONTENT_DIGEST, digest_value, value};
+use super::{Answer, CONTENT_DIGEST, digest_value, keep_inert, value};
 use crate::app::App;
 use crate::auth::{Access, Delete, Pull, Push};
 use crate::http::conditions::{etag, not_modified};
@@ -58,6 +58,7 @@ pub(crate) async fn get(
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, value(&image.media_type));
     headers.insert(header::CONTENT_LENGTH, HeaderValue::from(size));
+    keep_inert(headers);
     Ok(response)
 }
 

@@ -185,6 +185,22 @@ async fn manifests_have_tags_and_referrers() {
 }
 
 #[tokio::test]
+async fn what_a_client_pushed_is_inert_in_a_browser() {
+    let registry = Registry::start().await;
+    let blob = put_blob(&registry, NAME, b"{}").await;
+    let script = "<script>fetch('/v1/tokens', {method: 'POST'})</script>";
+    let mut page: Value = serde_json::from_slice(&image(None, script)).expect("JSON");
+    page["mediaType"] = "text/html".into();
+    let put = registry.request(Method::PUT, &format!("{NAME}/manifests/page")).body(page.to_string());
+    assert_eq!(send(put).await.status(), StatusCode::CREATED);
+    for address in [format!("{NAME}/manifests/page"), format!("{NAME}/blobs/{blob}")] {
+        let answer = registry.get(&address).await;
+        assert_eq!(header(&answer, "content-security-policy"), "sandbox; default-src 'none'", "{address}");
+        assert_eq!(header(&answer, "x-content-type-options"), "nosniff", "{address}");
+    }
+}
+
+#[tokio::test]
 async fn snapshots_are_artifacts_that_can_be_read_signed_and_tagged() {
     let registry = Registry::start().await;
     let pushed = snapshot(0..4, vec![]);
