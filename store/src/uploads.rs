@@ -20,7 +20,7 @@ use crate::Store;
 use crate::boxed;
 use crate::error::{Error, Result};
 use crate::live::LivePush;
-use crate::metadata::{Listing, PushId, UploadPart};
+use crate::metadata::{Health, Listing, PushId, UploadPart};
 use bytes::Bytes;
 use futures::stream::{self, BoxStream};
 use futures::{StreamExt as _, TryStreamExt as _};
@@ -199,6 +199,15 @@ impl Store {
             return Ok(None);
         }
         self.metadata.blob(repository.clone(), *digest).await
+    }
+
+    /// Whether a blob is known to be damaged: its upload would heal it.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    pub async fn is_damaged(&self, digest: &Digest) -> Result<bool> {
+        let locations = self.metadata.locate(vec![*digest]).await?;
+        Ok(locations.iter().flatten().any(|location| location.health == Health::Damaged))
     }
 
     /// Takes a blob out of a repository. Manifests that list it still hold it.

@@ -22,7 +22,12 @@ pub(crate) async fn get(
     headers: HeaderMap,
 ) -> Answer<Response> {
     let size = domain.store.blob(&repository, &digest).await?;
-    let size = size.ok_or(Error::BlobUnknown { digest, kind: Kind::Blob })?;
+    let unknown = Error::BlobUnknown { digest, kind: Kind::Blob };
+    let size = match size {
+        // A client asks so before it uploads, and an upload heals the blob.
+        Some(_) if method == Method::HEAD && domain.store.is_damaged(&digest).await? => return Err(unknown.into()),
+        size => size.ok_or(unknown)?,
+    };
     let named = [
         (CONTENT_DIGEST, digest_value(&digest)),
         (header::ETAG, etag(&digest)),

@@ -3,6 +3,7 @@
 use crate::common::snapshot::snapshot;
 use crate::common::{REPO, Registry};
 use pfr_schema::{AccessToken, Digest, media_type};
+use pfr_store::Damage;
 use reqwest::{Method, RequestBuilder, Response, StatusCode};
 use serde_json::{Value, json};
 
@@ -182,6 +183,20 @@ async fn manifests_have_tags_and_referrers() {
     assert_eq!(refused(registry.get(&format!("{NAME}/manifests/v1")).await, 404).await, "MANIFEST_UNKNOWN");
     let patch = send(registry.request(Method::PATCH, &format!("{NAME}/manifests/v1"))).await;
     assert_eq!(refused(patch, 405).await, "UNSUPPORTED");
+}
+
+/// Otherwise a client that asks before it uploads could never heal it.
+#[tokio::test]
+async fn a_damaged_blob_is_uploaded_again() {
+    let registry = Registry::start().await;
+    let digest = put_blob(&registry, NAME, b"{}").await;
+    let pack = registry.store.metadata().locate(vec![digest]).await.expect("a look-up")[0].clone().expect("a blob").pack;
+    let damage = Damage { digest, pack, reason: "it was misread".into() };
+    registry.store.metadata().quarantine(vec![damage]).await.expect("a quarantine");
+    let head = async || send(registry.request(Method::HEAD, &format!("{NAME}/blobs/{digest}"))).await.status();
+    assert_eq!(head().await, StatusCode::NOT_FOUND);
+    put_blob(&registry, NAME, b"{}").await;
+    assert_eq!(head().await, StatusCode::OK);
 }
 
 #[tokio::test]
