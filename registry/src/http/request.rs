@@ -43,8 +43,11 @@ pub(crate) async fn middleware(State(app): State<App>, request: Request, next: N
     let route = request.extensions().get::<MatchedPath>().map_or("unmatched", MatchedPath::as_str).to_owned();
     let exempt = EXEMPT.contains(&route.as_str());
     let connection = request.extensions().get::<Arc<Connection>>().cloned();
-    let hosts = if PROBES.contains(&route.as_str()) { &Hosts::Any } else { &app.hosts };
-    let is_proper = host::check(&request, hosts).and_then(|()| same_origin::check(request.method(), request.headers()));
+    let named = match PROBES.contains(&route.as_str()) {
+        true => host::check(&request, &Hosts::Any),
+        false => host::check(&request, &app.hosts),
+    };
+    let is_proper = named.and_then(|()| same_origin::check(request.method(), request.headers()));
     let admitted = match is_proper {
         Err(failure) => Err(failure),
         Ok(()) if exempt => Ok(None),
