@@ -52,7 +52,13 @@ pub(crate) async fn get(
         return Ok((StatusCode::NOT_MODIFIED, named).into_response());
     }
     let permit = if size > SMALL { Some(app.documents().await?) } else { None };
-    let (bytes, image) = domain.store.read_image(&digest).await?;
+    let (bytes, image) = match domain.store.read_image(&digest).await {
+        // As a damaged blob: the push that asks so heals it.
+        Err(Error::Corrupt { .. }) if method == Method::HEAD => {
+            return Err(Error::SnapshotUnknown { repository, snapshot: digest.to_string() }.into());
+        }
+        read => read?,
+    };
     let body = if method == Method::GET { Body::from(Bytes::from_owner(Kept { bytes, _permit: permit })) } else { Body::empty() };
     let mut response = (named, body).into_response();
     let headers = response.headers_mut();

@@ -187,16 +187,26 @@ async fn manifests_have_tags_and_referrers() {
 
 /// Otherwise a client that asks before it uploads could never heal it.
 #[tokio::test]
-async fn a_damaged_blob_is_uploaded_again() {
+async fn what_is_damaged_is_pushed_again() {
     let registry = Registry::start().await;
-    let digest = put_blob(&registry, NAME, b"{}").await;
-    let pack = registry.store.metadata().locate(vec![digest]).await.expect("a look-up")[0].clone().expect("a blob").pack;
-    let damage = Damage { digest, pack, reason: "it was misread".into() };
-    registry.store.metadata().quarantine(vec![damage]).await.expect("a quarantine");
-    let head = async || send(registry.request(Method::HEAD, &format!("{NAME}/blobs/{digest}"))).await.status();
-    assert_eq!(head().await, StatusCode::NOT_FOUND);
+    let (blob, document, tag) = (put_blob(&registry, NAME, b"{}").await, image(None, "first"), format!("{NAME}/manifests/v1"));
+    assert_eq!(put_manifest(&registry, &tag, &document).await.status(), StatusCode::CREATED);
+    let head = async |address: &str| send(registry.request(Method::HEAD, address)).await.status();
+    let blob_address = format!("{NAME}/blobs/{blob}");
+    for digest in [blob, Digest::sha256(&document)] {
+        let pack = registry.store.metadata().locate(vec![digest]).await.expect("a look-up")[0].clone().expect("a blob").pack;
+        let damage = Damage { digest, pack, reason: "it was misread".into() };
+        registry.store.metadata().quarantine(vec![damage]).await.expect("a quarantine");
+    }
+    for address in [&blob_address, &tag] {
+        assert_eq!(head(address).await, StatusCode::NOT_FOUND, "{address}");
+        assert_eq!(registry.get(address).await.status(), StatusCode::INTERNAL_SERVER_ERROR, "a reader is told of the damage");
+    }
     put_blob(&registry, NAME, b"{}").await;
-    assert_eq!(head().await, StatusCode::OK);
+    assert_eq!(put_manifest(&registry, &tag, &document).await.status(), StatusCode::CREATED);
+    for address in [&blob_address, &tag] {
+        assert_eq!(head(address).await, StatusCode::OK, "{address}");
+    }
 }
 
 #[tokio::test]
