@@ -6,6 +6,7 @@ use crate::background::Limits;
 use crate::claims::Claims;
 use crate::config::Config;
 use crate::domains::Domains;
+use crate::http::host::Hosts;
 use crate::http::permit::wait_for;
 use crate::http::timeout::Pace;
 use crate::jwt::Issuers;
@@ -45,6 +46,8 @@ pub(crate) struct App {
     pub(crate) proxies: usize,
     /// Whether it speaks https.
     pub(crate) has_tls: bool,
+    /// Hosts that requests may name.
+    pub(crate) hosts: Hosts,
     pub(crate) redirects: Option<Arc<Redirects>>,
     pub(crate) metrics: PrometheusHandle,
     pub(crate) openapi: axum::body::Bytes,
@@ -85,6 +88,7 @@ impl App {
             claims: Arc::new(Claims::new()),
             proxies: config.proxies,
             has_tls: config.has_tls(),
+            hosts: Hosts::of(config),
             open_metrics: config.open_metrics,
             domains: Domains::new(domains, limits, config),
             redirects: redirects.map(Arc::new),

@@ -105,6 +105,10 @@ settings! {
     /// those that this machine trusts [default: none]: upstream, mirror, heal, keys of token
     /// issuers.
     tls_ca: PathBuf = PathBuf::new(), "PF_REGISTRY_TLS_CA", "FILE";
+    /// Names of this machine, with commas between them, that requests may address the registry by
+    /// besides addresses and `localhost` [default: none]. Only a registry on loopback that requires
+    /// no tokens looks at them.
+    host_names: HostNames = HostNames::default(), "PF_REGISTRY_HOST_NAMES", "NAMES";
     /// Serve only callers with an access token [default: false]. `pf-registry token create` makes
     /// the first one. Needed to listen on an address that other machines can reach.
     require_tokens: bool = false, "PF_REGISTRY_REQUIRE_TOKENS", "BOOL", num_args = 0..=1, default_missing_value = "true";
@@ -245,6 +249,33 @@ impl TryFrom<String> for StoredCodecs {
     type Error = FormatError;
 
     fn try_from(text: String) -> Result<Self, FormatError> {
+        text.parse()
+    }
+}
+
+/// Names of hosts as settings have them, in lower case.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub struct HostNames(pub Vec<String>);
+
+impl FromStr for HostNames {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let names = text.split(',').map(str::trim).filter(|name| !name.is_empty());
+        let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
+        let name = |name: &str| match name.bytes().all(is_plain) {
+            true => Ok(name.trim_end_matches('.').to_ascii_lowercase()),
+            false => Err(format!("expected names of hosts without a port, with commas between them, found {name:?}")),
+        };
+        names.map(name).collect::<Result<_, _>>().map(Self)
+    }
+}
+
+impl TryFrom<String> for HostNames {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
         text.parse()
     }
 }

@@ -53,9 +53,15 @@ impl Store {
             manifests,
             audit: self.audit_entry(),
         };
-        let stored = match known {
-            Some(_) => Ok(()),
-            None => {
+        let is_whole = match known {
+            // A damaged one is healed by its bytes.
+            Some(_) => self.missing(&session, vec![(digest, Kind::Image)]).await.map(|missing| missing.is_empty()),
+            None => Ok(false),
+        };
+        let stored = match is_whole {
+            Ok(true) => Ok(()),
+            Err(error) => Err(error),
+            Ok(false) => {
                 let document = Document { digest, kind: Kind::Image, bytes };
                 let frames = [document_frame(&document), end_mark(1).into()].map(Ok::<Bytes, Error>);
                 self.ingest(&session, futures::stream::iter(frames)).await.map(drop)

@@ -29,6 +29,9 @@ use tokio::sync::Semaphore;
 
 /// Pieces of full size, for each place of an upload.
 const PIECES: usize = 4;
+/// Uploads in chunks that are put together at once, for each place of an upload. Each reads 3 MiB
+/// before it has a place. They take turns, so there are more of them than places.
+const FINISHING: usize = 8;
 /// Snapshots looked for of a shortened digest: more than one is too many, and a few are named.
 const CANDIDATES: usize = 5;
 
@@ -42,7 +45,7 @@ pub struct Options {
     pub pack_bytes: u64,
     /// Uploads at full speed at once; others wait. Bounds memory to about 20 MiB each, and to
     /// 16 MiB more where blobs are tiny. One that waits for its client gives way. Uploads in chunks
-    /// hold 4 MiB more for each, all together. Default 6.
+    /// hold 4 MiB more for each, all together, and 24 MiB while they are put together. Default 6.
     pub ingests: usize,
     /// Downloads that are read ahead at once; others go on piece by piece. Bounds memory to about
     /// 12 MiB each. Default 6.
@@ -112,6 +115,9 @@ pub struct Store {
     pub(crate) slow: Arc<Semaphore>,
     /// Pieces of full size that are cut from uploads in chunks.
     pub(crate) pieces: Arc<Semaphore>,
+    /// Held while an upload in chunks is put together: it reads before it has a place, and goes on
+    /// when its client has left.
+    pub(crate) finishing: Arc<Semaphore>,
     /// Held while a document of more than a few MiB is in memory.
     pub(crate) large_documents: Arc<Semaphore>,
     /// The same, for those that give way to each other.
@@ -167,6 +173,7 @@ impl Store {
             reads: Arc::new(Semaphore::new(options.outputs.max(1))),
             slow: Arc::new(Semaphore::new(slow)),
             pieces: Arc::new(Semaphore::new(PIECES * options.ingests.clamp(1, 1000))),
+            finishing: Arc::new(Semaphore::new(FINISHING * options.ingests.clamp(1, 1000))),
             large: Arc::new(Places::over(Arc::clone(&large_documents))),
             large_documents,
             journaling: Arc::default(),
@@ -195,6 +202,7 @@ impl Store {
             reads: Arc::clone(&self.reads),
             slow: Arc::clone(&self.slow),
             pieces: Arc::clone(&self.pieces),
+            finishing: Arc::clone(&self.finishing),
             large_documents: Arc::clone(&self.large_documents),
             large: Arc::clone(&self.large),
         }
@@ -513,7 +521,7 @@ mod tests {
         let beside = store.beside(Arc::clone(&other.packs), Arc::clone(&other.metadata));
         assert!(Arc::ptr_eq(&store.ingests, &beside.ingests) && Arc::ptr_eq(&store.outputs, &beside.outputs));
         assert!(Arc::ptr_eq(&store.reads, &beside.reads) && Arc::ptr_eq(&store.slow, &beside.slow));
-        assert!(Arc::ptr_eq(&store.pieces, &beside.pieces));
+        assert!(Arc::ptr_eq(&store.pieces, &beside.pieces) && Arc::ptr_eq(&store.finishing, &beside.finishing));
         assert!(Arc::ptr_eq(&store.large, &beside.large) && Arc::ptr_eq(&store.large_documents, &beside.large_documents));
         assert!(!Arc::ptr_eq(&store.journaling, &beside.journaling) && !Arc::ptr_eq(&store.settled, &beside.settled));
         assert!(!store.is_same(&beside));

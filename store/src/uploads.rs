@@ -20,7 +20,7 @@ use crate::Store;
 use crate::boxed;
 use crate::error::{Error, Result};
 use crate::live::LivePush;
-use crate::metadata::{Listing, PushId, UploadPart};
+use crate::metadata::{Health, Listing, PushId, UploadPart};
 use bytes::Bytes;
 use futures::stream::{self, BoxStream};
 use futures::{StreamExt as _, TryStreamExt as _};
@@ -34,6 +34,7 @@ use std::sync::Arc;
 /// Bytes of a body as they come from a client.
 pub type BodyStream = BoxStream<'static, Result<Bytes>>;
 
+const BUSY: &str = "the registry is busy with other uploads";
 /// Parts of an upload read from the tables at a time.
 const PARTS: usize = 1000;
 /// Parts read ahead of the one that is copied.
@@ -77,9 +78,11 @@ impl Store {
     ///
     /// # Errors
     /// [`Error::Frame`] if the bytes do not have this digest: the upload goes on.
-    /// [`Error::PushUnknown`], and those of [`Store::ingest`].
+    /// [`Error::PushUnknown`], [`Error::Overloaded`], and those of [`Store::ingest`].
     #[boxed]
     pub async fn finish_upload(&self, repository: &RepositoryName, upload: &LivePush, digest: Digest) -> Result<()> {
+        let turn = tokio::time::timeout(self.options.queue, self.finishing.acquire()).await;
+        let _turn = turn.map_err(|_| Error::Overloaded(BUSY))?.map_err(|e| Error::Internal(e.to_string()))?;
         let received = self.upload_received(upload).await?;
         let parts = Parts { store: self.clone(), upload: upload.clone(), from: 0, read: VecDeque::new() };
         let parts = stream::try_unfold(parts, |mut parts| async move { Ok::<_, Error>(parts.next().await?.map(|part| (part, parts))) });
@@ -201,6 +204,15 @@ impl Store {
         self.metadata.blob(repository.clone(), *digest).await
     }
 
+    /// Whether a blob is known to be damaged: its upload would heal it.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    pub async fn is_damaged(&self, digest: &Digest) -> Result<bool> {
+        let locations = self.metadata.locate(vec![*digest]).await?;
+        Ok(locations.iter().flatten().any(|location| location.health == Health::Damaged))
+    }
+
     /// Takes a blob out of a repository. Manifests that list it still hold it.
     ///
     /// # Errors
@@ -300,5 +312,28 @@ impl Parts {
             self.from = part.begin_at + part.size;
         }
         Ok(part)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::Options;
+    use std::time::Duration;
+
+    #[tokio::test]
+    async fn uploads_that_are_put_together_wait_for_their_turn_and_have_nothing_in_memory_before() {
+        let store = Store::open_in_memory(Options { queue: Duration::from_millis(10), ..Options::default() }).await.unwrap();
+        let (team, digest) = ("team".parse().unwrap(), Digest::sha256(b"hello"));
+        let upload = store.open_push(&team).await.unwrap().id;
+        let body = stream::iter([Ok(Bytes::from_static(b"hello"))]).boxed();
+        store.append_upload(&upload, None, body).await.unwrap();
+        let turns = u32::try_from(store.finishing.available_permits()).unwrap();
+        let others = Arc::clone(&store.finishing).acquire_many_owned(turns).await.unwrap();
+        assert!(matches!(store.finish_upload(&team, &upload, digest).await, Err(Error::Overloaded(_))));
+        assert_eq!(store.upload_received(&upload).await.unwrap(), 5, "it is tried again");
+        drop(others);
+        store.finish_upload(&team, &upload, digest).await.unwrap();
+        assert_eq!(store.blob(&team, &digest).await.unwrap(), Some(5));
     }
 }

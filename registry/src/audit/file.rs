@@ -11,7 +11,7 @@ use crate::domains::{Domain, Domains};
 use crate::metrics::AUDIT_LAG;
 use pfr_schema::api::AuditRecord;
 use pfr_service::durable;
-use pfr_store::{AuditFilter, Budget};
+use pfr_store::{AuditFilter, Budget, Metadata};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -49,6 +49,9 @@ struct Position {
     created_at: Option<u64>,
     /// The last record.
     number: u64,
+    /// When that was noted: in a log that began anew, another record has its number. A file of an
+    /// older version does not say it.
+    at: Option<u64>,
 }
 
 type Positions = BTreeMap<String, Position>;
@@ -126,15 +129,17 @@ impl AuditFile {
         }
         let created_at = self.domains.catalogue().get(&domain.name).await?.created_at;
         // Numbers begin anew in a domain that was made again, and after a rebuild of its tables.
-        let known = position.filter(|known| known.created_at == created_at && known.number <= last);
-        let mut after = known.map_or(0, |known| known.number);
+        let mut after = match position.filter(|known| known.created_at == created_at && known.number <= last) {
+            Some(known) if is_of(metadata, known).await? => known.number,
+            _ => 0,
+        };
         while after < last {
             let filter = AuditFilter { oldest_first: true, with_registry: true, ..AuditFilter::default() };
             let page = metadata.audit_records(filter, Some(after.to_string()), BATCH).await?;
             let Some(newest) = page.rows.last() else { return Ok(()) };
             after = newest.number;
+            let (name, position) = (domain.name.to_string(), Position { created_at, number: after, at: Some(newest.at) });
             let lines = lines(&page.rows)?;
-            let (name, position) = (domain.name.to_string(), Position { created_at, number: after });
             self.on_file(move |path| {
                 append(path, &lines)?;
                 let mut positions = read_positions(&positions_path(path))?;
@@ -152,6 +157,14 @@ impl AuditFile {
         let done = tokio::task::spawn_blocking(move || work(&path).map_err(|source| Error::File { path, source })).await;
         done.map_err(|panic| Error::Bug(panic.to_string()))?
     }
+}
+
+/// Whether a position is one of this log: its record is there, or was trimmed.
+async fn is_of(log: &dyn Metadata, position: &Position) -> Result<bool, Error> {
+    let newest_first = AuditFilter { with_registry: true, ..AuditFilter::default() };
+    let page = log.audit_records(newest_first, Some(position.number.saturating_add(1).to_string()), 1).await?;
+    let found = page.rows.first().filter(|record| record.number == position.number);
+    Ok(found.zip(position.at).is_none_or(|(record, at)| record.at == at))
 }
 
 fn lines(records: &[AuditRecord]) -> Result<Vec<u8>, Error> {
@@ -231,9 +244,11 @@ mod tests {
         let path = positions_path(&dir.path().join("audit.log"));
         assert_eq!(path.file_name().unwrap(), "audit.log.position");
         assert_eq!(read_positions(&path).unwrap(), Positions::new());
-        let positions = Positions::from([("acme".to_owned(), Position { created_at: Some(5), number: 7 })]);
+        let positions = Positions::from([("acme".to_owned(), Position { created_at: Some(5), number: 7, at: Some(9) })]);
         write_positions(&path, &positions).unwrap();
         assert_eq!(read_positions(&path).unwrap(), positions);
+        std::fs::write(&path, r#"{"acme":{"created_at":5,"number":7}}"#).unwrap();
+        assert_eq!(read_positions(&path).unwrap()["acme"].at, None, "of an older version");
         std::fs::write(&path, "half").unwrap();
         assert!(read_positions(&path).is_err(), "to begin anew would write everything twice");
     }

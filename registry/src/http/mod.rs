@@ -8,6 +8,7 @@ pub(crate) mod conditions;
 pub(crate) mod connections;
 pub(crate) mod handshake;
 pub(crate) mod head;
+pub(crate) mod host;
 pub(crate) mod json;
 pub(crate) mod media_type;
 pub(crate) mod observe;

@@ -4,17 +4,17 @@ use crate::app::App;
 use crate::audit::{Ending, Trail};
 use crate::auth::{KnownCaller, challenges};
 use crate::http::connections::Connection;
+use crate::http::host::Hosts;
 use crate::http::observe::{Observation, Observed};
 use crate::http::permit::{RequestPermit, wait_for};
-use crate::http::{address, base, body, same_origin};
+use crate::http::{address, base, body, host, same_origin};
 use crate::oci;
 use crate::problem::ApiError;
 use crate::rates::Throttled;
 use crate::ui::Browser;
 use axum::body::Body;
 use axum::extract::{MatchedPath, Request, State};
-use axum::http::uri::Authority;
-use axum::http::{HeaderMap, HeaderName, HeaderValue, Version, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 use futures::FutureExt as _;
@@ -26,6 +26,8 @@ use std::sync::Arc;
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Routes that must answer however busy the registry is.
 const EXEMPT: [&str; 3] = ["/livez", "/readyz", "/metrics"];
+/// Routes that answer whatever host is named: their answer tells nothing.
+const PROBES: [&str; 2] = ["/livez", "/readyz"];
 /// Streams of frames and of blobs have their own permits, so that they and other requests do not
 /// wait for each other.
 const STREAMS: [&str; 5] = [
@@ -41,7 +43,11 @@ pub(crate) async fn middleware(State(app): State<App>, request: Request, next: N
     let route = request.extensions().get::<MatchedPath>().map_or("unmatched", MatchedPath::as_str).to_owned();
     let exempt = EXEMPT.contains(&route.as_str());
     let connection = request.extensions().get::<Arc<Connection>>().cloned();
-    let is_proper = check_host(&request).and_then(|()| same_origin::check(request.method(), request.headers()));
+    let named = match PROBES.contains(&route.as_str()) {
+        true => host::check(&request, &Hosts::Any),
+        false => host::check(&request, &app.hosts),
+    };
+    let is_proper = named.and_then(|()| same_origin::check(request.method(), request.headers()));
     let admitted = match is_proper {
         Err(failure) => Err(failure),
         Ok(()) if exempt => Ok(None),
@@ -142,22 +148,6 @@ fn explain(mut response: Response, observation: &mut Observation, reader: &Reade
 }
 
 const BUSY: &str = "the registry serves as many requests as it may; try again in a moment";
-
-/// RFC 9112, section 3.2: a request of HTTP/1.1 names exactly one host. With two, a proxy in front
-/// could route by the other one.
-fn check_host(request: &Request) -> Result<(), ApiError> {
-    let mut hosts = request.headers().get_all(header::HOST).iter();
-    let host = match (hosts.next(), hosts.next()) {
-        (None, _) if request.version() < Version::HTTP_11 => return Ok(()),
-        (None, _) => return Err(ApiError::invalid("expected one Host header, found none")),
-        (Some(_), Some(_)) => return Err(ApiError::invalid(format!("expected one Host header, found {}", hosts.count() + 2))),
-        (Some(host), None) => host,
-    };
-    match Authority::try_from(host.as_bytes()) {
-        Ok(authority) if !authority.as_str().contains('@') => Ok(()),
-        _ => Err(ApiError::invalid(format!("expected Host: name or name:port, found {:?}", String::from_utf8_lossy(host.as_bytes())))),
-    }
-}
 
 fn panicked(panic: &(dyn std::any::Any + Send)) -> ApiError {
     let message = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));

@@ -1,6 +1,6 @@
 //! Blobs of a repository: read, by ranges too, and taken out of it.
 
-use super::{Answer, CONTENT_DIGEST, digest_value, value};
+use super::{Answer, CONTENT_DIGEST, digest_value, keep_inert, value};
 use crate::auth::{Access, Delete, Pull};
 use crate::http::conditions::{etag, not_modified};
 use crate::http::path::Path;
@@ -22,7 +22,12 @@ pub(crate) async fn get(
     headers: HeaderMap,
 ) -> Answer<Response> {
     let size = domain.store.blob(&repository, &digest).await?;
-    let size = size.ok_or(Error::BlobUnknown { digest, kind: Kind::Blob })?;
+    let unknown = Error::BlobUnknown { digest, kind: Kind::Blob };
+    let size = match size {
+        // A client asks so before it uploads, and an upload heals the blob.
+        Some(_) if method == Method::HEAD && domain.store.is_damaged(&digest).await? => return Err(unknown.into()),
+        size => size.ok_or(unknown)?,
+    };
     let named = [
         (CONTENT_DIGEST, digest_value(&digest)),
         (header::ETAG, etag(&digest)),
@@ -60,6 +65,7 @@ pub(crate) async fn get(
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
     headers.insert(header::CONTENT_LENGTH, HeaderValue::from(length));
+    keep_inert(headers);
     if status == StatusCode::PARTIAL_CONTENT {
         headers.insert(header::CONTENT_RANGE, value(&format!("bytes {}-{}/{size}", range.start, range.end - 1)));
     }

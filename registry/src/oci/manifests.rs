@@ -1,7 +1,7 @@
 //! Manifests and indexes, by tag and by digest. Those of snapshots can be read, tagged and deleted.
 
 use super::address::Address;
-use super::{Answer, CONTENT_DIGEST, digest_value, value};
+use super::{Answer, CONTENT_DIGEST, digest_value, keep_inert, value};
 use crate::app::App;
 use crate::auth::{Access, Delete, Pull, Push};
 use crate::http::conditions::{etag, not_modified};
@@ -52,12 +52,19 @@ pub(crate) async fn get(
         return Ok((StatusCode::NOT_MODIFIED, named).into_response());
     }
     let permit = if size > SMALL { Some(app.documents().await?) } else { None };
-    let (bytes, image) = domain.store.read_image(&digest).await?;
+    let (bytes, image) = match domain.store.read_image(&digest).await {
+        // As a damaged blob: the push that asks so heals it.
+        Err(Error::Corrupt { .. }) if method == Method::HEAD => {
+            return Err(Error::SnapshotUnknown { repository, snapshot: digest.to_string() }.into());
+        }
+        read => read?,
+    };
     let body = if method == Method::GET { Body::from(Bytes::from_owner(Kept { bytes, _permit: permit })) } else { Body::empty() };
     let mut response = (named, body).into_response();
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, value(&image.media_type));
     headers.insert(header::CONTENT_LENGTH, HeaderValue::from(size));
+    keep_inert(headers);
     Ok(response)
 }
 

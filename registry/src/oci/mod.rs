@@ -25,7 +25,7 @@ pub(crate) use manifests::{delete as delete_manifest, get as get_manifest, put a
 pub(crate) use uploads::{append, begin, cancel, finish, status};
 
 use crate::problem::ApiError;
-use axum::http::{HeaderName, HeaderValue};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
 use pfr_schema::Digest;
 
 /// The result of a handler.
@@ -36,6 +36,13 @@ const CONTENT_DIGEST: HeaderName = HeaderName::from_static("docker-content-diges
 /// A header with a digest, an address or a number: text without anything that a header forbids.
 fn value(text: &str) -> HeaderValue {
     HeaderValue::from_str(text).unwrap_or_else(|_| HeaderValue::from_static(""))
+}
+
+/// Keeps a browser from running what a client pushed: its manifest may say that it is HTML, and a
+/// script in it would act here with the token that the browser keeps.
+fn keep_inert(headers: &mut HeaderMap) {
+    headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    headers.insert(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static("sandbox; default-src 'none'"));
 }
 
 fn digest_value(digest: &Digest) -> HeaderValue {

@@ -11,6 +11,9 @@ use tokio::time::Instant;
 /// Where so many streams share a rate that it does not suffice, they are a little faster.
 const LONGEST: Duration = Duration::from_secs(30);
 
+/// The longest burst: a year's worth is hardly a limit, and a moment so far away can be computed.
+const LONGEST_BURST: Duration = Duration::from_secs(365 * 24 * 3600);
+
 /// A number of units a second, and for how many seconds of it a subject may be ahead.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rate {
@@ -21,7 +24,7 @@ pub(super) struct Rate {
 impl Rate {
     /// None for 0, which is no limit.
     pub(super) fn new(per_second: u64, burst: Duration) -> Option<Self> {
-        (per_second > 0).then_some(Self { per_second, burst })
+        (per_second > 0).then_some(Self { per_second, burst: burst.min(LONGEST_BURST) })
     }
 
     pub(super) fn per_second(self) -> u64 {
@@ -104,6 +107,14 @@ mod tests {
         tokio::time::advance(SECOND / 2).await;
         assert!(bucket.take(rate, Instant::now()).is_ok());
         assert!(Rate::new(0, SECOND).is_none(), "0 is no limit");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn no_burst_is_too_long() {
+        let rate = Rate::new(1, Duration::from_secs(u64::MAX)).unwrap();
+        let mut bucket = Bucket::default();
+        assert_eq!(bucket.charge(rate, 1 << 20, Instant::now()), Duration::ZERO);
+        assert!(bucket.take(rate, Instant::now()).is_ok());
     }
 
     #[tokio::test(start_paused = true)]

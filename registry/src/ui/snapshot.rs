@@ -14,7 +14,7 @@ use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::Response;
 use maud::{Markup, html};
-use pfr_schema::api::{SnapshotDetail, SnapshotStats, SnapshotSummary, Stats};
+use pfr_schema::api::{SnapshotDetail, SnapshotStats, SnapshotSummary};
 use pfr_schema::checkpoint::{Checkpoint, Tensor};
 use pfr_schema::container::Container;
 use pfr_schema::snapshot::{Descriptor, Exactness, RANK, SnapshotConfig, TITLE};
@@ -42,14 +42,13 @@ pub(crate) async fn snapshot(
     let snapshot = domain.store.resolve(&repository, &selector).await?;
     let _permit = app.documents().await?;
     let detail = domain.store.detail(&repository, &snapshot).await?;
-    let stats = domain.store.stats(Some(&repository)).await?;
-    let family = Family::of(&domain, &repository, &detail.summary, &stats).await?;
+    let stats = domain.store.snapshot_stats(&repository, &snapshot).await?;
+    let family = Family::of(&domain, &repository, &detail.summary).await?;
     let checkpoints = checkpoints(&domain, &detail).await;
     let (summary, config) = (&detail.summary, &detail.config);
     // Of several tags the one that was asked for.
     let tag = selector.tag().filter(|tag| summary.tags.contains(tag)).or(summary.tags.first());
     let reference = reference(origin(&headers, app.has_tls), &links, &repository, tag, snapshot);
-    let listed = stats.snapshots.iter().find(|one| one.digest == snapshot);
     let title = tag.map_or_else(|| snapshot.short(), ToString::to_string);
     let body = html! {
         p { (digest(snapshot)) }
@@ -73,10 +72,7 @@ pub(crate) async fn snapshot(
         }
         section {
             h2 id="costs" { "What it costs" }
-            @match listed {
-                Some(listed) => { (costs(listed)) }
-                None => { p { "It is older than the snapshots whose costs are listed." } }
-            }
+            (costs(&stats))
             p { "To delete it:" }
             p { code.command { "pf rm " (whole(&reference, snapshot)) } }
         }
@@ -183,11 +179,12 @@ fn costs(stats: &SnapshotStats) -> Markup {
 struct Family {
     /// Parents, and whether each is in the repository.
     parents: Vec<(Digest, bool)>,
+    /// One more than are named, if there are more.
     children: Vec<(Digest, Vec<Tag>)>,
 }
 
 impl Family {
-    async fn of(domain: &Domain, repository: &RepositoryName, summary: &SnapshotSummary, stats: &Stats) -> Answer<Self> {
+    async fn of(domain: &Domain, repository: &RepositoryName, summary: &SnapshotSummary) -> Answer<Self> {
         let mut parents = Vec::new();
         for parent in &summary.parents {
             let is_here = match domain.store.snapshot(repository, parent).await {
@@ -197,8 +194,8 @@ impl Family {
             };
             parents.push((*parent, is_here));
         }
-        let children = stats.snapshots.iter().filter(|other| other.parents.contains(&summary.digest));
-        Ok(Self { parents, children: children.map(|child| (child.digest, child.tags.clone())).collect() })
+        let children = domain.store.continuations(repository, &summary.digest, CHILDREN + 1).await?;
+        Ok(Self { parents, children: children.into_iter().map(|child| (child.digest, child.tags)).collect() })
     }
 
     fn show(&self, links: &Links, repository: &RepositoryName) -> Markup {
@@ -226,7 +223,7 @@ impl Family {
                         }
                     }
                 }
-                @if self.children.len() > CHILDREN { p { (number((self.children.len() - CHILDREN) as u64)) " more: the fork tree has them." } }
+                @if self.children.len() > CHILDREN { p { "The fork tree has more." } }
             }
         }
     }

@@ -561,6 +561,34 @@ async fn the_file_follows_the_log_over_rotations_kills_and_domains_and_lacks_not
     assert_eq!(numbers(), expected);
 }
 
+/// As after a rebuild, or on tables from a backup: numbers begin anew, and may be past those in the
+/// file when it is looked at.
+#[tokio::test]
+async fn a_log_that_began_anew_is_in_the_file_from_its_first_record() {
+    let (dir, other) = (data().await, data().await);
+    let file = dir.path().join("audit.log");
+    let (client, options) = (client(), ["--audit-log", file.to_str().unwrap()]);
+    let tag = async |process: &Process, name: &str| {
+        let url = format!("{}/v1/repositories/{REPO}/tags/{name}", process.url);
+        assert!(client.put(url).json(&json!({"snapshot": "base"})).send().await.unwrap().status().is_success());
+    };
+    let process = Process::start(&dir.path().join("store"), &options);
+    tag(&process, "one").await;
+    until("the file has both", async || in_file(&file).len() == 2).await;
+    process.stop();
+    let anew = other.path().join("store");
+    let process = Process::start(&anew, &[]);
+    for name in ["a", "b", "c"] {
+        tag(&process, name).await;
+    }
+    process.stop();
+    let process = Process::start(&anew, &options);
+    until("the file has all of the new log too", async || in_file(&file).len() == 2 + 4).await;
+    process.stop();
+    let numbers: Vec<u64> = in_file(&file).iter().map(|record| record.number).collect();
+    assert_eq!(numbers, [1, 2, 1, 2, 3, 4]);
+}
+
 /// The file is a copy: while it cannot be written, nothing is lost and nothing waits.
 #[tokio::test]
 async fn a_full_disk_under_the_file_stops_no_change_and_is_seen() {

@@ -79,6 +79,9 @@ fn what_cannot_be_right_is_refused() {
     let fewer = Overrides { max_digests: Some(1000), max_json_bytes: Some(1 << 20), ..tiny };
     assert!(Config::load(None, fewer).is_ok());
     assert!(matches!(Config::load(None, Overrides::default()), Err(SettingsError::NoData)));
+    for wrong in ["a:80", "http://a", "a b"] {
+        assert!(toml::from_str::<Overrides>(&format!("host-names = {wrong:?}")).is_err(), "{wrong}");
+    }
 }
 
 #[test]

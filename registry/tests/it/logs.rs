@@ -20,7 +20,7 @@ fn requests(data: &Path, options: &[&str], requests: &[(&str, &str, &str)]) -> V
     let mut stream = std::net::TcpStream::connect(line.trim_end().trim_start_matches("listening on http://")).expect("it listens");
     for (at, (path, id, more)) in requests.iter().enumerate() {
         let then = if at + 1 == requests.len() { "close" } else { "keep-alive" };
-        let head = format!("GET {path} HTTP/1.1\r\nhost: x\r\nx-request-id: {id}\r\n{more}connection: {then}\r\n\r\n");
+        let head = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nx-request-id: {id}\r\n{more}connection: {then}\r\n\r\n");
         stream.write_all(head.as_bytes()).expect("written");
     }
     let mut answers = String::new();

@@ -3,6 +3,7 @@
 use crate::common::snapshot::snapshot;
 use crate::common::{REPO, Registry};
 use pfr_schema::{AccessToken, Digest, media_type};
+use pfr_store::Damage;
 use reqwest::{Method, RequestBuilder, Response, StatusCode};
 use serde_json::{Value, json};
 
@@ -182,6 +183,46 @@ async fn manifests_have_tags_and_referrers() {
     assert_eq!(refused(registry.get(&format!("{NAME}/manifests/v1")).await, 404).await, "MANIFEST_UNKNOWN");
     let patch = send(registry.request(Method::PATCH, &format!("{NAME}/manifests/v1"))).await;
     assert_eq!(refused(patch, 405).await, "UNSUPPORTED");
+}
+
+/// Otherwise a client that asks before it uploads could never heal it.
+#[tokio::test]
+async fn what_is_damaged_is_pushed_again() {
+    let registry = Registry::start().await;
+    let (blob, document, tag) = (put_blob(&registry, NAME, b"{}").await, image(None, "first"), format!("{NAME}/manifests/v1"));
+    assert_eq!(put_manifest(&registry, &tag, &document).await.status(), StatusCode::CREATED);
+    let head = async |address: &str| send(registry.request(Method::HEAD, address)).await.status();
+    let blob_address = format!("{NAME}/blobs/{blob}");
+    for digest in [blob, Digest::sha256(&document)] {
+        let pack = registry.store.metadata().locate(vec![digest]).await.expect("a look-up")[0].clone().expect("a blob").pack;
+        let damage = Damage { digest, pack, reason: "it was misread".into() };
+        registry.store.metadata().quarantine(vec![damage]).await.expect("a quarantine");
+    }
+    for address in [&blob_address, &tag] {
+        assert_eq!(head(address).await, StatusCode::NOT_FOUND, "{address}");
+        assert_eq!(registry.get(address).await.status(), StatusCode::INTERNAL_SERVER_ERROR, "a reader is told of the damage");
+    }
+    put_blob(&registry, NAME, b"{}").await;
+    assert_eq!(put_manifest(&registry, &tag, &document).await.status(), StatusCode::CREATED);
+    for address in [&blob_address, &tag] {
+        assert_eq!(head(address).await, StatusCode::OK, "{address}");
+    }
+}
+
+#[tokio::test]
+async fn what_a_client_pushed_is_inert_in_a_browser() {
+    let registry = Registry::start().await;
+    let blob = put_blob(&registry, NAME, b"{}").await;
+    let script = "<script>fetch('/v1/tokens', {method: 'POST'})</script>";
+    let mut page: Value = serde_json::from_slice(&image(None, script)).expect("JSON");
+    page["mediaType"] = "text/html".into();
+    let put = registry.request(Method::PUT, &format!("{NAME}/manifests/page")).body(page.to_string());
+    assert_eq!(send(put).await.status(), StatusCode::CREATED);
+    for address in [format!("{NAME}/manifests/page"), format!("{NAME}/blobs/{blob}")] {
+        let answer = registry.get(&address).await;
+        assert_eq!(header(&answer, "content-security-policy"), "sandbox; default-src 'none'", "{address}");
+        assert_eq!(header(&answer, "x-content-type-options"), "nosniff", "{address}");
+    }
 }
 
 #[tokio::test]

@@ -131,7 +131,7 @@ fn a_second_signal_does_not_wait() {
     let address = line.trim_end().trim_start_matches("listening on http://").to_owned();
     // A request that never ends.
     let mut held = std::net::TcpStream::connect(&address).expect("it listens");
-    let body = "POST /v1/repositories/x/frames HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-type: application/json\r\ncontent-length: 9\r\n\r\n";
+    let body = "POST /v1/repositories/x/frames HTTP/1.1\r\nhost: localhost\r\nexpect: 100-continue\r\ncontent-type: application/json\r\ncontent-length: 9\r\n\r\n";
     std::io::Write::write_all(&mut held, body.as_bytes()).expect("written");
     let mut answer = [0; 12];
     held.read_exact(&mut answer).expect("it wants the body");

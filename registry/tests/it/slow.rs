@@ -63,7 +63,7 @@ impl Slow {
         let mut stream = TcpStream::connect(address).await?;
         connected.fetch_add(1, Ordering::Relaxed);
         let head = |method: &str, path: &str, kind: &str, rest: &str| {
-            format!("{method} {path} HTTP/1.1\r\nhost: x\r\ncontent-type: {kind}\r\n{rest}\r\n")
+            format!("{method} {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: {kind}\r\n{rest}\r\n")
         };
         let json = "application/json";
         let pause = Duration::from_millis(500);
@@ -101,7 +101,7 @@ impl Slow {
                 }
             }
             Way::Idle => (Vec::new(), Vec::new()),
-            Way::Headers => (b"GET /livez HTTP/1.1\r\nhost: x\r\nx: ".to_vec(), vec![b'y'; 100_000]),
+            Way::Headers => (b"GET /livez HTTP/1.1\r\nhost: localhost\r\nx: ".to_vec(), vec![b'y'; 100_000]),
         };
         stream.write_all(&first).await?;
         for bits in rest.chunks(320) {
@@ -263,8 +263,10 @@ async fn a_json_body_has_a_time_within_which_it_must_be_there() {
     .await;
     let slow = Slow::new(&registry).await;
     let mut stream = TcpStream::connect(registry.address).await.expect("a connection");
-    let head =
-        format!("POST {}/missing HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 1000000\r\n\r\n", slow.push);
+    let head = format!(
+        "POST {}/missing HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 1000000\r\n\r\n",
+        slow.push
+    );
     stream.write_all(head.as_bytes()).await.expect("written");
     let (mut reader, mut writer) = stream.into_split();
     let trickle = tokio::spawn(async move {

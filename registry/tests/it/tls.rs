@@ -54,7 +54,7 @@ async fn connect(address: SocketAddr, authority: &Authority, protocols: &[&[u8]]
 
 /// Sends a request on a connection that stays open.
 async fn ask(stream: &mut TlsStream<TcpStream>) -> String {
-    stream.write_all(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n").await.expect("written");
+    stream.write_all(b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n").await.expect("written");
     let mut answer = Vec::new();
     while !answer.ends_with(b"alive\n") {
         assert!(stream.read_buf(&mut answer).await.expect("an answer") > 0, "{}", String::from_utf8_lossy(&answer));
@@ -79,7 +79,7 @@ async fn snapshots_are_pushed_and_pulled_over_tls() {
     let mut none = connect(registry.address, &authority, &[]).await.expect("a handshake");
     assert!(ask(&mut none).await.starts_with("HTTP/1.1 200"));
     // The check of line ends sees what is inside TLS.
-    none.write_all(b"GET /livez HTTP/1.1\nhost: x\r\n\r\n").await.expect("written");
+    none.write_all(b"GET /livez HTTP/1.1\nhost: localhost\r\n\r\n").await.expect("written");
     let mut answer = [0; 12];
     none.read_exact(&mut answer).await.expect("an answer");
     assert_eq!(&answer, b"HTTP/1.1 400");
@@ -251,8 +251,9 @@ async fn a_reader_that_does_not_read_is_cut_inside_tls_too() {
     let (registry, authority, _files) = start(|config| config.body_idle_seconds = 1).await;
     let mut stream = connect(registry.address, &authority, &[]).await.expect("a handshake");
     // Answers of some 100 KiB each stay unread, until nothing more can be written.
-    let cut =
-        async { while stream.write_all(b"GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n").await.is_ok() && stream.flush().await.is_ok() {} };
+    let cut = async {
+        while stream.write_all(b"GET /openapi.json HTTP/1.1\r\nhost: localhost\r\n\r\n").await.is_ok() && stream.flush().await.is_ok() {}
+    };
     tokio::time::timeout(FOR_EVER, cut).await.expect("the connection is closed");
 }
 

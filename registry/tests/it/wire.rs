@@ -2,10 +2,11 @@
 //! away.
 
 use crate::common::snapshot::{page, stream};
-use crate::common::{REPO, Registry, ok};
+use crate::common::{REPO, Registry, ok, refused};
 use pfr_schema::api::MissingResponse;
 use pfr_schema::tree::Document;
-use pfr_schema::{Digest, Kind, media_type};
+use pfr_schema::{Digest, ErrorCode, Kind, media_type};
+use reqwest::Method;
 use serde_json::json;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -52,6 +53,27 @@ async fn a_request_has_one_host() {
     }
 }
 
+/// A page of another site whose name leads to this machine: for its browser it is the same site.
+#[tokio::test]
+async fn a_name_that_another_site_has_lead_here_is_refused_unless_tokens_are_required() {
+    let registry = Registry::start_with(|config| config.host_names = "pf.example".parse().expect("names")).await;
+    let ask = async |registry: &Registry, method: Method, path: &str, host: &str| {
+        let request = registry.request(method, path).header("host", host).header("sec-fetch-site", "same-origin");
+        request.send().await.expect("an answer")
+    };
+    for (method, path) in [(Method::GET, "/v1/repositories"), (Method::DELETE, "/v1/domains/acme"), (Method::GET, "/metrics")] {
+        let detail = refused(ask(&registry, method, path, "evil.example:5077").await, ErrorCode::Denied).await;
+        assert!(detail.contains("\"evil.example\"") && detail.contains("host-names"), "{detail}");
+    }
+    let image = ask(&registry, Method::GET, "/v2/", "evil.example").await;
+    assert_eq!((image.status().as_u16(), image.text().await.expect("text").contains("DENIED")), (403, true));
+    for (path, host) in [("/livez", "evil.example"), ("/readyz", "evil.example"), ("/v1/repositories", "pf.example:80")] {
+        assert_eq!(ask(&registry, Method::GET, path, host).await.status().as_u16(), 200, "{path} as {host}");
+    }
+    let guarded = Registry::start_with(|config| config.require_tokens = true).await;
+    refused(ask(&guarded, Method::GET, "/v1/repositories", "evil.example").await, ErrorCode::Unauthorized).await;
+}
+
 #[tokio::test]
 async fn a_bare_line_feed_in_a_head_is_refused() {
     let registry = Registry::start().await;
@@ -67,7 +89,7 @@ async fn a_bare_line_feed_in_a_head_is_refused() {
     // Also behind a body, and never in one.
     let push = registry.open_push("team").await;
     let json = "{\n\"groups\":\n[]}";
-    let head = format!("POST {push}/missing HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n");
+    let head = format!("POST {push}/missing HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n");
     for body in [
         format!("Content-Length: {}\r\n\r\n{json}", json.len()),
         format!("Transfer-Encoding: chunked\r\n\r\n{:x}\r\n{json}\r\n0\r\n\r\n", json.len()),
@@ -90,7 +112,7 @@ async fn what_came_of_an_upload_is_kept_if_its_client_goes_away() {
         let blobs: Vec<Document> = (0..40).map(|i| Document::new(Kind::Blob, page(round << 16 | i).repeat(40))).collect();
         let bytes = stream(&blobs);
         let head = format!(
-            "PUT {push}/frames HTTP/1.1\r\nhost: x\r\ncontent-type: {}\r\ncontent-length: {}\r\n\r\n",
+            "PUT {push}/frames HTTP/1.1\r\nhost: localhost\r\ncontent-type: {}\r\ncontent-length: {}\r\n\r\n",
             media_type::FRAMES,
             bytes.len()
         );

@@ -4,7 +4,7 @@ use crate::Store;
 use crate::boxed;
 use crate::error::{Error, Result};
 use crate::metadata::{Costs, ObjectSet};
-use pfr_schema::{RepositoryName, api};
+use pfr_schema::{Digest, RepositoryName, api};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -61,26 +61,38 @@ impl Store {
         })
     }
 
+    /// What one snapshot costs. Reads what it reaches, and nothing of the rest of its repository.
+    /// Its new bytes are those that it was the first to hold when it was pushed.
+    ///
+    /// # Errors
+    /// [`crate::Error::RepositoryUnknown`], [`crate::Error::SnapshotUnknown`].
+    #[boxed]
+    pub async fn snapshot_stats(&self, repository: &RepositoryName, snapshot: &Digest) -> Result<api::SnapshotStats> {
+        let costs = self.metadata.cost(repository.clone(), *snapshot).await?;
+        let new = costs.snapshot.new_bytes;
+        Ok(listed(repository, Costs { new, ..costs }))
+    }
+
+    /// The oldest snapshots of a repository that name `parent` as a parent, at most `limit`.
+    ///
+    /// # Errors
+    /// [`crate::Error::RepositoryUnknown`].
+    #[boxed]
+    pub async fn continuations(&self, repository: &RepositoryName, parent: &Digest, limit: usize) -> Result<Vec<api::SnapshotSummary>> {
+        let rows = self.metadata.continuations(repository.clone(), *parent, limit).await?;
+        Ok(rows.into_iter().map(Into::into).collect())
+    }
+
     async fn add_costs(&self, name: &RepositoryName, sums: &mut Sums) -> Result<()> {
         let mut after = Some(0);
         while let Some(from) = after {
             let page = self.metadata.costs(name.clone(), from, Arc::clone(&sums.reached)).await?;
             *Arc::make_mut(&mut sums.reached) |= page.reached;
             sums.stored += page.stored;
-            for Costs { snapshot, new, exclusive } in page.costs {
-                sums.logical += snapshot.logical_bytes;
-                sums.unique += new;
-                sums.listed.push_back(api::SnapshotStats {
-                    repository: name.clone(),
-                    digest: snapshot.digest,
-                    tags: snapshot.tags,
-                    parents: snapshot.parents,
-                    pushed_at: snapshot.pushed_at,
-                    logical: snapshot.logical_bytes,
-                    new,
-                    shared: snapshot.logical_bytes.saturating_sub(exclusive),
-                    exclusive,
-                });
+            for costs in page.costs {
+                sums.logical += costs.snapshot.logical_bytes;
+                sums.unique += costs.new;
+                sums.listed.push_back(listed(name, costs));
                 if sums.listed.len() > LISTED {
                     sums.listed.pop_front();
                     sums.omitted += 1;
@@ -101,6 +113,20 @@ impl Store {
                 return Ok(names);
             }
         }
+    }
+}
+
+fn listed(repository: &RepositoryName, Costs { snapshot, new, exclusive }: Costs) -> api::SnapshotStats {
+    api::SnapshotStats {
+        repository: repository.clone(),
+        digest: snapshot.digest,
+        tags: snapshot.tags,
+        parents: snapshot.parents,
+        pushed_at: snapshot.pushed_at,
+        logical: snapshot.logical_bytes,
+        new,
+        shared: snapshot.logical_bytes.saturating_sub(exclusive),
+        exclusive,
     }
 }
 

@@ -57,23 +57,40 @@ pub(super) fn about_change(record: &mut AuditRecord, repository: &RepositoryName
 
 macro_rules! select {
     ($past:literal, $order:literal) => {
+        [
+            select!($past, $order, "($2 IS NULL OR repository = $2) AND ($3 IS NULL OR token = $3)"),
+            select!($past, $order, "repository = $2 AND ($3 IS NULL OR token = $3)"),
+            select!($past, $order, "token = $3 AND ($2 IS NULL OR repository = $2)"),
+        ]
+    };
+    ($past:literal, $order:literal, $about:literal) => {
         concat!(
             "SELECT number, noted_at, record FROM audit_log WHERE ",
             $past,
-            " AND ($2 IS NULL OR repository = $2) AND ($3 IS NULL OR token = $3) AND noted_at >= $4 AND noted_at < $5
-              AND ($6 = true OR of_registry = false) ORDER BY ",
+            " AND ",
+            $about,
+            " AND noted_at >= $4 AND noted_at < $5 AND ($6 = true OR of_registry = false) ORDER BY ",
             $order,
             " LIMIT $7"
         )
     };
 }
 
+/// Lists of all records, of those of a repository, and of those of a token, each by its index.
+type Lists = [&'static str; 3];
+
 pub(super) async fn records<T: Tx>(tx: &mut T, filter: &AuditFilter, after: Option<&str>, limit: usize) -> Outcome<Page<AuditRecord>> {
     // PostgreSQL hands numbers out before they become visible: see `journal::settle`.
     const SETTLE: Sql = Sql::only_postgres("LOCK TABLE audit_log IN SHARE MODE");
-    let (find, first) = match filter.oldest_first {
+    let (lists, first): (Lists, i64) = match filter.oldest_first {
         true => (select!("number > $1", "number"), 0),
         false => (select!("number < $1", "number DESC"), i64::MAX),
+    };
+    let find = match (&filter.repository, &filter.token) {
+        (None, None) => lists[0],
+        // Of both, a token has fewer records as a rule.
+        (Some(_), None) => lists[1],
+        (_, Some(_)) => lists[2],
     };
     if filter.oldest_first {
         tx.execute(SETTLE, &[]).await?;

@@ -8,7 +8,7 @@ use super::arguments::at_most;
 use super::leases::leased_by_a_session;
 use super::objects::lock;
 use super::sessions::live_push;
-use super::sql::values;
+use super::sql::{Sql, values};
 use super::tx::{Outcome, Tx};
 use super::{AuditEntry, Listing, ObjectId, PushId, Unlinked, audit_log, children, retention};
 use crate::error::Error;
@@ -78,10 +78,13 @@ pub(super) async fn link_manifests<T: Tx>(tx: &mut T, repository: &RepositoryNam
 }
 
 pub(super) async fn unlink<T: Tx>(tx: &mut T, repository: &RepositoryName, digest: &Digest, audit: Option<&AuditEntry>) -> Outcome<()> {
+    // An image that needs the blob is there before, or finds it gone.
+    const ALONE: Sql = Sql::only_postgres("SELECT object FROM repository_blobs WHERE repository = $1 AND object = $2 FOR UPDATE");
     let find = "SELECT r.id, o.id FROM objects o JOIN repository_blobs b ON b.object = o.id JOIN repositories r ON r.id = b.repository
                 WHERE o.digest = $1 AND r.name = $2";
     let unknown = || Error::BlobUnknown { digest: *digest, kind: Kind::Blob };
     let (id, object): (i64, ObjectId) = tx.first(find, values![digest, repository]).await?.ok_or_else(unknown)?;
+    tx.query::<i64>(ALONE, values![id, object]).await?;
     if !audit.is_some_and(|entry| entry.overrides) {
         retention::must_not_be_needed(tx, (id, repository), (object, digest), true).await?;
     }
@@ -111,8 +114,17 @@ pub(super) async fn places<T: Tx>(tx: &mut T, digest: &Digest, limit: usize) -> 
 }
 
 /// Of stored objects, those that a repository has neither as blobs nor as manifests; and those of
-/// `manifests` that it does not have as manifests.
+/// `manifests` that it does not have as manifests. The others stay there until the transaction
+/// ends. To be asked when the objects that the transaction changes are locked.
 pub(super) async fn absent<T: Tx>(tx: &mut T, repository: i64, ids: &[ObjectId], manifests: &[Digest]) -> Outcome<Vec<Digest>> {
+    // Only deletions wait for such a lock: pushes of the same layers do not wait for each other.
+    const KEEP_BLOBS: Sql =
+        Sql::only_postgres("SELECT object FROM repository_blobs WHERE repository = $1 AND object = ANY($2) ORDER BY object FOR KEY SHARE");
+    const KEEP_MANIFESTS: Sql =
+        Sql::only_postgres("SELECT id FROM manifests WHERE repository = $1 AND object = ANY($2) ORDER BY id FOR KEY SHARE");
+    for keep in [KEEP_BLOBS, KEEP_MANIFESTS] {
+        tx.query::<i64>(keep, values![repository, ids]).await?;
+    }
     let find = "SELECT o.digest FROM objects o WHERE o.id = ANY($1)
                 AND NOT EXISTS (SELECT 1 FROM repository_blobs b WHERE b.repository = $2 AND b.object = o.id)
                 AND NOT EXISTS (SELECT 1 FROM manifests m WHERE m.repository = $2 AND m.object = o.id)";

@@ -1,5 +1,6 @@
 //! Ancestors: one recursive query, however far they go.
 
+use super::arguments::at_most;
 use super::lists::snapshot_rows;
 use super::names::visible;
 use super::snapshots::{manifest_row, unknown};
@@ -78,4 +79,18 @@ pub(super) async fn lineage<T: Tx>(
         }
     }
     if ordered.is_empty() { Err(unknown(repository, digest)) } else { Ok((ordered, truncated)) }
+}
+
+/// Snapshots that name `parent` as a parent, which need not be in the repository.
+pub(super) async fn continuations<T: Tx>(
+    tx: &mut T,
+    repository: &RepositoryName,
+    parent: &Digest,
+    limit: usize,
+) -> Outcome<Vec<SnapshotRow>> {
+    let id = visible(tx, repository).await?;
+    let find = "SELECT DISTINCT m.id FROM parents p JOIN manifests m ON m.id = p.manifest
+                WHERE p.digest = $2 AND m.repository = $1 ORDER BY m.id LIMIT $3";
+    let found: Vec<i64> = tx.query(find, values![id, parent, at_most(limit)]).await?;
+    snapshot_rows(tx, &found).await
 }

@@ -1,5 +1,5 @@
 //! Lists of tags, snapshots and repositories, each read from one state of the tables. They leave
-//! images out, and the tags of images.
+//! images out, and the tags of images; but a repository counts the tags of both.
 
 use super::arguments::{at_most, cursor, numbered, one_more, paged};
 use super::names::visible;

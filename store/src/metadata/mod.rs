@@ -169,6 +169,9 @@ macro_rules! metadata_transactions {
             /// whether there are more.
             lineage(repository: RepositoryName, digest: Digest, limit: usize) -> (Vec<SnapshotRow>, bool)
                 = SNAPSHOT |tx| lineage::lineage(tx, repository, digest, *limit);
+            /// Snapshots of the repository that name `parent` as a parent, the oldest first.
+            continuations(repository: RepositoryName, parent: Digest, limit: usize) -> Vec<SnapshotRow>
+                = SNAPSHOT |tx| lineage::continuations(tx, repository, parent, *limit);
             /// Finds the snapshots of the most tokens, less than `below`, that begin as a request
             /// does, and some that share most of it. Makes at most `look_ups` in the index.
             find_prefixes(repository: RepositoryName, path: Arc<PrefixPath>, below: Option<u64>, look_ups: usize) -> PrefixHits
@@ -211,6 +214,8 @@ macro_rules! metadata_transactions {
             /// them; `reached` is what counts as reached before.
             costs(repository: RepositoryName, after: i64, reached: Arc<ObjectSet>) -> CostsPage
                 = SNAPSHOT |tx| stats::costs(tx, repository, *after, reached);
+            /// What one snapshot costs; its new bytes are all that it reaches.
+            cost(repository: RepositoryName, snapshot: Digest) -> Costs = SNAPSHOT |tx| stats::cost(tx, repository, snapshot);
             /// Bytes of all packs that are not deleted yet.
             disk_bytes() -> u64 = READ |tx| packs::disk_bytes(tx);
 

@@ -3,7 +3,8 @@
 //! Locks are taken in this order: the session that such a change makes for itself, objects by id,
 //! the row of the manifest, tags by name, the push session, the quota, the table of changes, the
 //! audit log. The transaction that holds the object of a manifest decides about everything that
-//! names it.
+//! names it. An image keeps the rows of what it lists as well, which only their deletion waits for:
+//! that holds nothing which the push of an image waits for but these rows and their objects.
 
 use super::objects::{add_refs, lock, release};
 use super::sessions::{find_session, millis};

@@ -8,13 +8,13 @@
 
 mod loaded;
 
-use super::lists::snapshot_rows;
+use super::lists::{snapshot, snapshot_rows};
 use super::names::visible;
 use super::sql::{Column, Sql, values};
 use super::tx::{Outcome, Tx};
 use super::{Costs, CostsPage, ObjectId, ObjectSet, SnapshotRow};
 use loaded::Group;
-use pfr_schema::RepositoryName;
+use pfr_schema::{Digest, RepositoryName};
 use std::collections::HashMap;
 
 /// Snapshots of one transaction, at most.
@@ -46,6 +46,18 @@ pub(super) async fn costs<T: Tx>(tx: &mut T, repository: &RepositoryName, after:
     let costs = costs.map(|((snapshot, walked), exclusive)| Costs { snapshot, new: walked.new, exclusive }).collect();
     let stored = frame_bytes(tx, ranges(walk.fresh.iter().map(u64::cast_signed))).await?;
     Ok(CostsPage { costs, reached: walk.fresh, stored, next: manifests.last().copied().filter(|_| more) })
+}
+
+/// The costs of one snapshot, as if it were the first: its new bytes are all that it reaches.
+pub(super) async fn cost<T: Tx>(tx: &mut T, repository: &RepositoryName, digest: &Digest) -> Outcome<Costs> {
+    let snapshot = snapshot(tx, repository, digest).await?;
+    let nothing = ObjectSet::new();
+    let (group, _) = Group::load(tx, &nothing, &[snapshot.object]).await?;
+    let mut walk = Walk { group, fresh: ObjectSet::new() };
+    let walked = walk.snapshot(&snapshot, &nothing);
+    let freed = merged(walked.chunks.iter().flat_map(|chunk| chunk.own.iter().copied()).collect());
+    let exclusive = walk.exclusive(&walked, &shared(tx, freed).await?);
+    Ok(Costs { snapshot, new: walked.new, exclusive })
 }
 
 /// Snapshots in their order, over what was loaded of them.

@@ -221,6 +221,45 @@ async fn a_change_that_cannot_be_recorded_is_not_made(backend: Backend) {
     assert_eq!(records(&*rig.metadata).await.len(), 1);
 }
 
+async fn a_list_has_the_records_of_its_filter_in_its_order(backend: Backend) {
+    let rig = Rig::still(backend, Options::default()).await;
+    let (tokens, repositories) = ([None, Some("one"), Some("two")], [None, Some("a"), Some("b")]);
+    for n in 0..27_usize {
+        let mut entry = entry(&n.to_string());
+        entry.record.token = tokens[n % 3].map(str::to_owned);
+        entry.record.repository = repositories[n / 3 % 3].map(|name| name.parse().unwrap());
+        rig.metadata.add_audit_record(entry).await.unwrap();
+    }
+    let all = records(&*rig.metadata).await;
+    for (token, repository) in tokens.iter().flat_map(|token| repositories.iter().map(move |repository| (*token, *repository))) {
+        for oldest_first in [true, false] {
+            let filter = AuditFilter {
+                token: token.map(str::to_owned),
+                repository: repository.map(|name| name.parse().unwrap()),
+                oldest_first,
+                ..AuditFilter::default()
+            };
+            let is_meant = |record: &&AuditRecord| {
+                (token.is_none() || record.token == filter.token) && (repository.is_none() || record.repository == filter.repository)
+            };
+            let mut expected: Vec<AuditRecord> = all.iter().filter(is_meant).cloned().collect();
+            if !oldest_first {
+                expected.reverse();
+            }
+            let (mut found, mut after) = (Vec::new(), None);
+            loop {
+                let page = rig.metadata.audit_records(filter.clone(), after, 2).await.unwrap();
+                found.extend(page.rows);
+                after = page.next;
+                if after.is_none() {
+                    break;
+                }
+            }
+            assert_eq!(found, expected, "{token:?} in {repository:?}, oldest first: {oldest_first}");
+        }
+    }
+}
+
 /// The journal has no records: a rebuilt database begins a new log.
 async fn a_rebuilt_database_begins_a_new_log(backend: Backend) {
     let rig = Rig::new(backend).await;
@@ -239,5 +278,6 @@ on_every_backend!(
     records_are_kept_for_a_time_and_up_to_a_number,
     a_reader_that_follows_sees_each_record_once,
     a_change_that_cannot_be_recorded_is_not_made,
+    a_list_has_the_records_of_its_filter_in_its_order,
     a_rebuilt_database_begins_a_new_log,
 );

@@ -131,6 +131,14 @@ async fn lineages_are_what_a_walk_step_by_step_finds(on: Backend) {
                 assert_eq!(lineage.truncated, expected.len() > limit);
             }
         }
+        for parent in 0..drawn.len() {
+            let expected: Vec<Digest> = (0..drawn.len()).filter(|n| drawn[*n].contains(&parent)).map(digest).collect();
+            for limit in [1, 100] {
+                let found = store.continuations(&repository(), &digest(parent), limit).await.unwrap();
+                let found: Vec<Digest> = found.into_iter().map(|s| s.digest).collect();
+                assert_eq!(found, expected[..expected.len().min(limit)], "of {parent} in {drawn:?}");
+            }
+        }
         let mut at = drawn.len() - 1;
         for back in 0..30 {
             let selector = Selector::Tag { tag: tag("t"), back };

@@ -1,7 +1,7 @@
 //! Images and uploads of the OCI API, over the same tables, packs and collection as snapshots.
 
 use crate::common::rig::{Backend, Rig};
-use crate::common::{pieces, repository, snapshot, tag};
+use crate::common::{accuse, pieces, repository, snapshot, tag};
 use bytes::Bytes;
 use futures::{StreamExt as _, TryStreamExt as _};
 use pfr_schema::codec::Codec;
@@ -24,6 +24,7 @@ on_backends!([sqlite = SqliteDisk, postgres_s3 = PostgresS3]:
     a_layer_that_may_be_missing_shows_nothing_of_other_repositories,
     a_snapshot_is_an_artifact_and_an_image_is_no_snapshot,
     an_image_that_is_uploaded_as_a_manifest_leaves_no_pack,
+    a_push_heals_a_damaged_image,
 );
 
 fn body(bytes: &[u8]) -> BodyStream {
@@ -405,6 +406,24 @@ async fn an_image_that_is_uploaded_as_a_manifest_leaves_no_pack(backend: Backend
     assert_eq!(rig.pack_files().await, files, "the bytes of the refused pack are deleted");
     let packs = rig.metadata.packs(None, 100).await.unwrap();
     assert!(packs.iter().all(|pack| pack.state == PackState::Live), "and its row: {packs:?}");
+    is_sound(&rig).await;
+}
+
+async fn a_push_heals_a_damaged_image(backend: Backend) {
+    let rig = Rig::still(backend, Options::default()).await;
+    let store = &rig.store;
+    let (config, layer) = (put(store, &repository(), b"{}").await, put(store, &repository(), b"layer").await);
+    let picture = image(b"{}", &[&b"layer"[..]], None);
+    let digest = store.put_image(&repository(), picture.clone(), None, vec![tag("v1")]).await.unwrap();
+    accuse(store, &[layer, digest]).await;
+    assert!(store.is_damaged(&layer).await.unwrap() && !store.is_damaged(&config).await.unwrap());
+    // What it lists comes first, as in every push.
+    let error = store.put_image(&repository(), picture.clone(), None, vec![tag("v1")]).await.unwrap_err();
+    assert!(matches!(&error, Error::Missing { missing, .. } if *missing == [layer]), "{error}");
+    put(store, &repository(), b"layer").await;
+    assert_eq!(store.put_image(&repository(), picture.clone(), None, vec![tag("v1")]).await.unwrap(), digest);
+    assert!(store.damaged().await.unwrap().is_empty());
+    assert_eq!(store.read_image(&digest).await.unwrap().0, picture);
     is_sound(&rig).await;
 }
 

@@ -176,6 +176,8 @@ async fn compare(store: &Store, metadata: &dyn Metadata, repository: Option<&Rep
         assert_eq!((name, row.digest, row.logical_bytes), (&found.repository, found.digest, found.logical));
         assert_eq!((found.new, found.exclusive), (new, exclusive), "new and exclusive bytes of {}", row.digest);
         assert_eq!(found.shared, row.logical_bytes - exclusive);
+        let alone = store.snapshot_stats(name, &row.digest).await.unwrap();
+        assert_eq!((alone.exclusive, alone.shared, alone.new), (exclusive, found.shared, row.new_bytes), "{} alone", row.digest);
     }
     assert_eq!((found.unique, found.stored), (unique, stored));
 }

@@ -175,7 +175,7 @@ fn frames(registry: &Registry, pages: std::ops::Range<u64>) -> Vec<u8> {
     let body = serde_json::json!({ "digests": digests }).to_string();
     let mut stream = std::net::TcpStream::connect(registry.address()).unwrap();
     let head = format!(
-        "POST /v1/repositories/a/frames HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
+        "POST /v1/repositories/a/frames HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
         body.len()
     );
     stream.write_all(head.as_bytes()).unwrap();

@@ -197,7 +197,7 @@ pub fn client(authorities: &[&Authority]) -> Client {
 /// nothing of it yet.
 pub async fn held_request(registry: &Registry, method: &str, path: &str, content_type: &str, length: usize) -> TcpStream {
     let head = format!(
-        "{method} {path} HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-type: {content_type}\r\ncontent-length: {length}\r\n\r\n"
+        "{method} {path} HTTP/1.1\r\nhost: localhost\r\nexpect: 100-continue\r\ncontent-type: {content_type}\r\ncontent-length: {length}\r\n\r\n"
     );
     loop {
         let mut stream = TcpStream::connect(registry.address).await.expect("a connection");

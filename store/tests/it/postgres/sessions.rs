@@ -11,14 +11,14 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 
 /// Waits until so many sessions of the database wait for locks, or the work is done.
-async fn until_waiting<T>(url: &str, count: u32, work: &JoinHandle<T>) {
+pub async fn until_waiting<T>(url: &str, count: u32, work: &JoinHandle<T>) {
     let waiting = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
     while !work.is_finished() && postgres::sql(url, waiting).parse::<u32>().unwrap() < count {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
 
-async fn say(connection: &mut PgConnection, words: String) {
+pub async fn say(connection: &mut PgConnection, words: String) {
     raw_sql(AssertSqlSafe(words)).execute(connection).await.unwrap();
 }
 
