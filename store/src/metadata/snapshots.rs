@@ -28,8 +28,8 @@ pub(super) fn unknown(repository: &RepositoryName, digest: &Digest) -> Fail {
     Error::SnapshotUnknown { repository: repository.clone(), snapshot: digest.to_string() }.into()
 }
 
-/// Deletes a snapshot; with `etag`, only while its tags are those of this entity tag. A snapshot with
-/// an immutable tag is deleted only if the change `overrides` that.
+/// Deletes a snapshot; with `etag`, only while its tags are those of this entity tag. A snapshot
+/// with an immutable tag is deleted only if the change `overrides` that.
 pub(super) async fn delete_snapshot<T: Tx>(
     tx: &mut T,
     repository: &RepositoryName,
