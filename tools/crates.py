@@ -11,7 +11,10 @@ def metadata() -> dict[str, Any]:
     version = subprocess.check_output(["rustc", "-vV"], text=True)
     host = next(line.split()[1] for line in version.splitlines() if line.startswith("host:"))
     asked = ["cargo", "metadata", "--format-version", "1", "--locked", "--offline", "--filter-platform", host]
-    return json.loads(subprocess.check_output(asked))
+    found = subprocess.run(asked, stdout=subprocess.PIPE)
+    if found.returncode:
+        sys.exit(f"{sys.argv[0]}: cargo cannot list the packages: `cargo fetch --locked` downloads those that are missing")
+    return json.loads(found.stdout)
 
 
 def compiled(metadata: dict[str, Any], roots: list[str]) -> dict[str, list[str]]:

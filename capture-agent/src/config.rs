@@ -293,9 +293,9 @@ impl Config {
     /// A registry, with the token that belongs to it: the configured one if the registry is the
     /// agent's own, else the one that was stored by a login.
     ///
-    /// # Errors [`Error::Client`] if it is no base URL, or if a token would be sent where others
-    /// can read it. [`Error::Token`] if the file with the token, or with the stored tokens, cannot
-    /// be read.
+    /// # Errors
+    /// [`Error::Client`] if it is no base URL, or if a token would be sent where others can read
+    /// it. [`Error::Token`] if the file with the token, or with the stored tokens, cannot be read.
     pub fn remote(&self, registry: &str) -> Result<Remote> {
         let token = self.token_for(registry).map_err(|error| Error::Token(Box::new(error)))?;
         let (token_over_http, retry_for, extra_roots) = (self.token_over_http, Duration::ZERO, self.tls_ca.clone());

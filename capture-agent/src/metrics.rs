@@ -25,7 +25,7 @@ pub fn recorder() -> Result<PrometheusHandle, String> {
 
 fn describe() {
     describe_counter!(REQUESTS, Unit::Count, "Requests on the control socket, by route and status.");
-    describe_counter!(PUSHES, Unit::Count, "Tries of pushes by outcome: done, retried, failed.");
+    describe_counter!(PUSHES, Unit::Count, "Attempts to push, by outcome: done, retried, failed.");
     describe_counter!(PUSH_BYTES, Unit::Bytes, "Bytes of frames sent to registries.");
     describe_gauge!(PUSHES_OPEN, Unit::Count, "Pushes that are neither done nor failed.");
     describe_counter!(RESTORES, Unit::Count, "Restores by outcome: ok, or the code of the refusal.");

@@ -7,9 +7,9 @@
 //! Each step asks only below what the step before found lacking, so an unchanged snapshot takes
 //! three round trips and a small change six. A small plan is sent in one request. Otherwise several
 //! requests with blobs are in flight at a time, and the nodes come at the end: the registry accepts
-//! a node only after everything that it lists. What other clients are sending is not sent here too,
-//! but asked about again (`queue`). If the registry has forgotten the session, a new one is opened:
-//! the registry still has the blobs that it received.
+//! a node only after everything that it lists. Blobs that other clients are sending are not sent
+//! here too, but asked about again (`queue`). If the registry has forgotten the session, a new one
+//! is opened: the registry still has the blobs that it received.
 
 mod batch;
 mod into_store;

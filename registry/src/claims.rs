@@ -475,7 +475,7 @@ mod tests {
         let upload = claims.upload(&PushId("one".into()));
         let (sender, receiver) = futures::channel::mpsc::unbounded::<u8>();
         let mut bytes = upload.watch(receiver);
-        // It waits for its turn: nobody asks its client for bytes.
+        // It waits for its turn: its client is not asked for bytes.
         tokio::time::advance(2 * STALL).await;
         assert_eq!(ask(&claims, "two", 0..5, 5).len(), 5);
         // Its client is waited for, and then sends.

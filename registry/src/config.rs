@@ -345,7 +345,7 @@ pub enum SettingsError {
     /// One half of a certificate.
     #[error("{0} is given and {1} is not: a certificate and its key belong together")]
     HalfACertificate(&'static str, &'static str),
-    /// Issuers of tokens that nobody asks for.
+    /// Issuers of tokens that are not asked for.
     #[error("token-issuers is given and require-tokens is not: a registry that requires no tokens looks at none")]
     TokensNotRequired,
     /// The log filter does not parse.

@@ -90,7 +90,8 @@ pub enum Push {
     /// It is pushed in the background; the push survives restarts of the agent.
     #[default]
     Background,
-    /// The request is answered when the push has ended, or waits for another token.
+    /// The request is answered when the push has ended, or waits for another token, or for room in
+    /// a quota.
     Wait,
     /// It is not pushed.
     Never,

@@ -1,4 +1,4 @@
-//! The contender `limit`: see [`crate::limit`]. Its two processes are this program.
+//! The contender `limit`: see [`crate::limit`]. Both of its processes run this program.
 
 use super::{Contender, Found, Programs};
 use crate::Result;

@@ -1,5 +1,5 @@
-//! restic and its REST server: backups with deduplication, encrypted and compressed, as they are
-//! without options. A push is a backup of the snapshot directory, a pull is a restore of it, which
+//! restic and its REST server: backups with deduplication, encrypted and compressed, with default
+//! options. A push is a backup of the snapshot directory, a pull is a restore of it, which
 //! restic verifies.
 
 use super::{Contender, Found, Programs, free_port, install};

@@ -2,10 +2,10 @@
 //!
 //! An engine attaches with [`crate::engines::Engines::attach`].
 //!
-//! **Saves.** It hands sequences to a [`Saver`], each with a pin of its own kind: as long as that
-//! value lives, the engine leaves the sequence's blocks (partly filled and recurrent ones too) as
-//! they are. It is dropped when the bytes were copied and hashed, and whenever the save fails, is
-//! refused, or is given up; never under a copy.
+//! **Saves.** The engine hands sequences to a [`Saver`], each with a pin of its own kind. As long
+//! as that value lives, the engine leaves the sequence's blocks (partly filled and recurrent ones
+//! too) as they are. The pin is dropped when the bytes were copied and hashed, and whenever the
+//! save fails, is refused, or is given up; never under a copy.
 //!
 //! **Loads.** A [`Loader`] pulls and proves a snapshot, and says what it is
 //! ([`LoadState::Staged`]); the engine takes blocks for it and hands them over with [`Load::fill`]

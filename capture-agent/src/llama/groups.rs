@@ -1,4 +1,4 @@
-//! A state file as groups of an engine: pages of attention, and state tensors for what is bounded.
+//! A state file as groups of an engine: pages of attention, and tensors for state of bounded size.
 
 use super::file::{Of, PAGE_TOKENS, StateFile};
 use pfr_schema::checkpoint::{Dtype, Layout};
@@ -96,7 +96,7 @@ fn groups(file: &StateFile) -> Vec<GroupLayout> {
     groups
 }
 
-/// A group of one block with states; without any yet.
+/// A group of one block for state tensors, with none yet.
 fn group(name: String) -> GroupLayout {
     GroupLayout {
         name,
@@ -122,7 +122,7 @@ fn dtype(blocks: &[Block]) -> Option<Dtype> {
     blocks.iter().all(|block| block.element.dtype() == Some(first)).then_some(first)
 }
 
-/// A tensor of bytes in no form.
+/// A tensor of plain bytes.
 fn tensor(name: String, part: Part) -> State {
     let layout = Layout { tag: "llama.cpp".into(), strides: None, offset: None };
     let (shape, logical_dtype, storage_dtype) = (vec![part.bytes], "u8".into(), "u8".into());

@@ -27,7 +27,7 @@ impl LlamaServer {
     /// Checks each setting for itself.
     ///
     /// # Errors
-    /// What makes no sense.
+    /// A text that names the wrong setting, and what was expected.
     pub fn check(&self) -> Result<(), String> {
         let legal = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
         if !(1..=64).contains(&self.name.len()) || !self.name.chars().all(legal) {

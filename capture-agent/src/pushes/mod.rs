@@ -148,11 +148,12 @@ impl Pushes {
         self.wait_until(id, is_finished).await
     }
 
-    /// The same, but does not wait for another token: a user has to provide it, and learns of it
-    /// from the job.
-    pub async fn wait_unless_unauthorized(&self, id: &str) -> Option<PushJob> {
-        let lacks_token = |job: &PushJob| job.state == PushState::Waiting && job.code == Some(ErrorCode::Unauthorized);
-        self.wait_until(id, |job| is_finished(job) || lacks_token(job)).await
+    /// The same, or until it needs another token, or room in a quota: a user has to provide these,
+    /// and learns of it from the job.
+    pub async fn wait_unless_stuck(&self, id: &str) -> Option<PushJob> {
+        let by_a_user = [ErrorCode::Unauthorized, ErrorCode::QuotaExceeded];
+        let needs_user = |job: &PushJob| job.state == PushState::Waiting && job.code.is_some_and(|code| by_a_user.contains(&code));
+        self.wait_until(id, |job| is_finished(job) || needs_user(job)).await
     }
 
     async fn wait_until(&self, id: &str, is_over: impl Fn(&PushJob) -> bool) -> Option<PushJob> {

@@ -164,7 +164,7 @@ impl Agent {
         let mut report = taken?;
         report.total_seconds = started.elapsed().as_secs_f64();
         if let (Push::Wait, Some(job)) = (request.push, &mut report.push)
-            && let Some(ended) = self.pushes().wait_unless_unauthorized(&job.id).await
+            && let Some(ended) = self.pushes().wait_unless_stuck(&job.id).await
         {
             *job = ended;
         }

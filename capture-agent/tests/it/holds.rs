@@ -302,7 +302,7 @@ async fn ancestors_of_a_save_that_is_not_pushed_come_from_the_registry() {
     let found = resumed(&b, &here, "team/agent:y~2").await;
     assert!(matches!(found, Matched::Ready { boundary: 61, digest, .. } if digest == digests[0]), "{found:?}");
 
-    let Matched::None { reason } = resumed(&b, &here, "team/agent:y~3").await else { panic!("nobody has it") };
+    let Matched::None { reason } = resumed(&b, &here, "team/agent:y~3").await else { panic!("it is nowhere") };
     assert!(reason.contains("snapshot_unknown"), "{reason}");
 }
 

@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-/// Each module may use those before it. What is not in the list is used by all (errors, settings,
-/// metrics) or uses all (the agent itself, its control interface).
+/// Each module may use those before it. The modules that are not in the list are used by all
+/// (errors, settings, metrics) or use all (the agent itself, its control interface).
 const ORDER: &[&str] = &["memory", "copies", "engines", "llama", "snapshot", "saves", "restore", "library"];
 
 fn sources(path: &Path, into: &mut Vec<PathBuf>) {

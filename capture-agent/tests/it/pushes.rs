@@ -276,6 +276,25 @@ async fn a_push_whose_token_is_refused_or_cannot_be_read_waits_for_another_one()
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_waits_for_a_push_is_told_of_a_full_quota_and_the_push_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let url = crate::common::registry(dir.path()).await;
+    let has_room = Arc::new(AtomicBool::new(false));
+    let room = Arc::clone(&has_room);
+    let rule = move |_: &Seen| if room.load(Ordering::Relaxed) { Fate::Pass } else { Fate::Refuse(ErrorCode::QuotaExceeded) };
+    let front = Front::start(&url, rule);
+    let (host, _engine) = with_sequence(front.url.clone()).await;
+    let request = SnapshotRequest { reference: "team/agent:x".into(), push: Push::Wait, ..SnapshotRequest::default() };
+    let asked = tokio::time::timeout(Duration::from_secs(20), host.agent.snapshot("e", request)).await;
+    let job = asked.expect("it waits until a snapshot is deleted").unwrap().push.unwrap();
+    assert_eq!((job.state, job.code), (PushState::Waiting, Some(ErrorCode::QuotaExceeded)));
+
+    has_room.store(true, Ordering::Relaxed);
+    let done = host.agent.pushes().wait(&job.id).await.unwrap();
+    assert_eq!((done.state, done.digest, done.error), (PushState::Done, job.digest, None));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_last_push_to_a_tag_wins_however_long_the_first_took() {
     let (address, dir) = (free_address(), tempfile::tempdir().unwrap());
     let (host, engine) = with_sequence(format!("http://{address}")).await;

@@ -1,8 +1,8 @@
 //! Snapshots restored into engines with other ranks: every head and every channel is where the
 //! engine looks for it, or nothing is written.
 //!
-//! What a rank holds is painted and read here by the number of the head over all ranks, not by the
-//! shares that the engine registers.
+//! The tests paint and read the heads of a rank by their number over all ranks, not by the shares
+//! that the engine registers.
 
 use crate::common::engine::Synthetic;
 use crate::common::layout::{Group, Heads, Spec, Split};

@@ -160,8 +160,8 @@ def _compact(document: Mapping[str, Any], what: str) -> bytes:
 
 
 def _write(root: Path, path: Path, data: bytes | memoryview) -> None:
-    """Writes a file under a temporary name first: a file that is there is complete. What a kill
-    leaves lies where no reader looks."""
+    """Writes a file under a temporary name first: a file that is there is complete. A kill leaves
+    files where no reader looks."""
     with tempfile.NamedTemporaryFile(dir=root, prefix=".", delete=False) as file:
         try:
             file.write(data)

@@ -50,7 +50,7 @@ def run(program: str, arguments: list[str], environment: Mapping[str, str | None
         problem = json.loads(lines[-1])
         retryable = problem.get("retryable") is True
         raise Error(problem["code"], problem["message"], retryable=retryable, hint=problem.get("hint"))
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+    except (AttributeError, IndexError, KeyError, RecursionError, TypeError, ValueError):
         reason = lines[-1] if lines else f"it ended with {done.returncode}"
         raise Error("internal", f"{program}: {reason}") from None
 
@@ -58,7 +58,7 @@ def run(program: str, arguments: list[str], environment: Mapping[str, str | None
 def _result(program: str, text: str) -> dict[str, Any]:
     try:
         result = json.loads(text)
-    except ValueError:
+    except (RecursionError, ValueError):
         result = None
     if not isinstance(result, dict):
         raise Error("invalid_request", f"{program} does not answer as pf does: is it another program?")

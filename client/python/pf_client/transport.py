@@ -22,6 +22,9 @@ from .errors import Error
 _LONGEST_WAIT = 30.0
 """Seconds before another try, at most."""
 
+_LARGEST_ANSWER = 256 << 20
+"""Bytes of an answer that are read at most: its largest lists are far smaller."""
+
 _LONGEST_TIMEOUT = 1_000_000.0
 """Seconds; a socket takes about twice as many."""
 
@@ -108,7 +111,12 @@ class Transport:
         try:
             connection.request(method, target, payload, dict(headers))
             answer = connection.getresponse()
-            data = answer.read()
+            data = answer.read(_LARGEST_ANSWER + 1)
+            if len(data) > _LARGEST_ANSWER:
+                raise Error("unavailable", f"{self.url} answered with more than {_LARGEST_ANSWER} bytes: is a registry there?")
+            # Otherwise only a read without a limit says that the answer was cut.
+            if answer.length:
+                raise http.client.IncompleteRead(data, answer.length)
         except ssl.SSLCertVerificationError as error:
             raise Error("unavailable", f"the certificate of {self.url} is not accepted: {error.verify_message}; see ca") from error
         except (OSError, http.client.HTTPException) as error:
@@ -143,7 +151,7 @@ class Transport:
 def _json(data: bytes) -> Any:
     try:
         return json.loads(data)
-    except ValueError:
+    except (RecursionError, ValueError):
         return None
 
 

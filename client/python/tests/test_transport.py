@@ -43,7 +43,7 @@ class Transport(unittest.TestCase):
                     return
                 status, headers, body = answer
                 self.send_response(status)
-                for name, value in {**headers, "content-length": str(len(body))}.items():
+                for name, value in {"content-length": str(len(body)), **headers}.items():
                     self.send_header(name, value)
                 self.end_headers()
                 self.wfile.write(body)
@@ -101,6 +101,20 @@ class Transport(unittest.TestCase):
         for answer in (page, away):
             with self.assertRaisesRegex(Error, "is a registry there"):
                 Client(self.serve(answer), token="hush").stats()
+
+    def test_an_answer_has_bounds(self) -> None:
+        deep: Answer = (200, {"content-type": "application/json"}, b"[" * 200_000)
+        with self.assertRaisesRegex(Error, "is a registry there"):
+            Client(self.serve(deep)).stats()
+        with mock.patch("pf_client.transport._LARGEST_ANSWER", 10):
+            with self.assertRaisesRegex(Error, "more than 10 bytes") as raised:
+                Client(self.serve(found({"tags": []}))).stats()
+            self.assertFalse(raised.exception.retryable)
+
+    def test_an_answer_that_is_cut_is_asked_for_again(self) -> None:
+        cut: Answer = (200, {"content-length": "100"}, b'{"name":')
+        client = Client(self.serve(cut, found({"name": "a", "digest": "sha256:0", "updated_at": 0})))
+        self.assertEqual(len(self.waited(lambda: client.tag("x", "a"))), 1)
 
     def test_lists_are_read_page_by_page_in_their_domain(self) -> None:
         names = [{"name": name, "digest": "sha256:0", "updated_at": 0, "new": "field"} for name in ("a", "b")]

@@ -1,8 +1,8 @@
 //! The blobs of a push that are still to be sent, where other clients may be sending the same.
 //!
 //! Blobs are claimed just before they are sent, as many as one request carries, so that several
-//! clients share the work and one that hangs keeps little from the others. What others send is set
-//! aside, asked about again, and claimed here when they did not send it.
+//! clients share the work and one that hangs keeps little from the others. Blobs that others send
+//! are set aside, asked about again, and claimed here when the others did not send them.
 
 use super::batch::Batch;
 use super::session::{Answer, Claim, Session};
@@ -28,9 +28,9 @@ const WAITS: u32 = 5;
 
 /// How long a push waits for what others send.
 ///
-/// Twice as long as a claim can last: so what a slow client did not send in its time is sent by one
-/// other, and not by all that wait. Then each sends it, whatever the registry says. Progress lets
-/// it wait anew, but in total no longer than [`WAITS`] times that.
+/// Twice as long as a claim can last: so one other client sends the blobs that a slow one did not
+/// send in its time, and not all that wait. Then each sends them, also if the registry says that
+/// they come. Progress lets it wait anew, but in total no longer than [`WAITS`] times that.
 pub(super) struct Patience {
     longest: Duration,
     /// Since when it waits in vain.
@@ -77,7 +77,7 @@ pub(super) fn carried<'i>(items: impl IntoIterator<Item = &'i Item>, limit: u64)
     fitting.count().max(1)
 }
 
-/// One of these, and another one each turn: what lies between the samples of one question may be
+/// One of these, and another one each turn: a blob between the samples of one question may be
 /// stored, or be free, while the samples themselves are coming. Turns step by the golden ratio, so
 /// that few of them look at all parts of a long list.
 fn sampled<T>(few: &[T], turn: u32) -> &T {

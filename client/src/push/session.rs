@@ -57,7 +57,7 @@ pub(super) enum Answer {
     Ours,
     /// It is missing, and another client sends it.
     Coming,
-    /// It is missing. Nobody is known to send it.
+    /// It is missing, and no client is known to send it.
     Missing,
 }
 

@@ -75,7 +75,7 @@ async fn a_client_that_claims_and_sends_nothing_is_waited_for_and_then_replaced(
     let uploads: Vec<usize> = (0..seen.len()).filter(|at| is_upload(&seen[*at])).collect();
     assert!(uploads.len() >= 2, "{} uploads", uploads.len());
     let waits = (uploads[0]..uploads[1]).filter(|at| is_question(&seen[*at])).count();
-    assert!(waits > 1, "it sent what nobody else sends, and asked {waits} times before it sent the rest");
+    assert!(waits > 1, "it sent the unclaimed blobs, and asked {waits} times before it sent the rest");
 }
 
 #[tokio::test]

@@ -342,7 +342,7 @@ async fn what_an_interrupted_pull_left_is_freed_by_the_command_that_is_printed()
             assert!(code == 0 && !text.contains("unfinished"), "it is freed: {text}");
             world.put(way.place).await;
         }
-        // What was deleted and is not leased.
+        // Blobs of a deleted snapshot that have no lease.
         for (site, args) in [("commands/usage.rs unfinished gc", &["ls"][..]), ("commands/usage.rs rows gc", &["df"])] {
             let (code, text) = world.pf(&way, &["rm", &format!("team/agent@{}", world.digest), "--quiet"]);
             assert_eq!(code, 0, "{text}");

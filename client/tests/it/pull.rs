@@ -91,7 +91,7 @@ async fn a_directory_keeps_the_files_that_are_right_and_replaces_those_that_are_
     std::fs::remove_file(path(1)).unwrap();
     std::fs::write(path(2), page(3, 128)).unwrap();
     std::fs::write(path(3), "short").unwrap();
-    // What a killed pull leaves.
+    // A file as a killed pull leaves it.
     std::fs::write(path(1).with_extension("tmp"), "half").unwrap();
     let pulled = pull_dir(&remote, "t", copy.path()).await.unwrap();
     let runs = SMALL.snapshot(&numbers).build().trees[0].runs.len();

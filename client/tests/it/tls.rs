@@ -1,4 +1,4 @@
-//! Registries with a certificate: whom `pf` trusts, and what it says about the others.
+//! Registries with a certificate: which of them `pf` trusts, and its messages about the others.
 
 use crate::common::sample::{SMALL, directory};
 use crate::common::{Registry, pull_store, push_dir};
@@ -137,7 +137,7 @@ async fn http_to_a_port_that_speaks_https_says_so() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_token_is_sent_over_https_without_further_ado() {
+async fn a_token_is_sent_over_https_without_a_setting() {
     let authority = Authority::new();
     let registry = serve(&authority.certificate(&["127.0.0.1"]), true).await;
     let new = NewAccessToken { label: "x".into(), domain: None, scopes: vec!["*:pull".parse().unwrap()], expires_at: None };

@@ -20,7 +20,7 @@ fn bits(logits: &[f32]) -> Vec<u32> {
     logits.iter().map(|x| x.to_bits()).collect()
 }
 
-/// Scores of `count` steps that follow `token`, each taking the best one.
+/// Logits of `count` steps that follow `token`. Each step takes the token with the highest one.
 fn go_on(engine: &mut Hybrid, seq: SeqId, mut token: u32, count: usize) -> Vec<Vec<u32>> {
     let mut all = Vec::new();
     for _ in 0..count {

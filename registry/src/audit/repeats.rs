@@ -219,7 +219,7 @@ mod tests {
         assert_eq!(said(repeats.take(refused("a", 0))), [("a".to_owned(), None)]);
         repeats.take(refused("a", 1));
         tokio::time::advance(WINDOW).await;
-        // Nobody asked meanwhile what is due.
+        // Meanwhile no caller asked what is due.
         assert_eq!(said(repeats.take(refused("a", 2))), [("a".to_owned(), Some(2))]);
         repeats.take(refused("a", 3));
         assert_eq!(said(repeats.due(true)), [("a".to_owned(), None)], "a single one has no number");

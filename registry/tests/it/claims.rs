@@ -56,7 +56,7 @@ async fn what_one_session_sends_is_coming_for_the_others_until_it_is_stored_or_t
     assert_eq!((rest.missing, rest.coming), (vec![(3, 3)], vec![(3, 1)]));
     assert_eq!(registry.delete(&one).await.status(), StatusCode::NO_CONTENT);
     let rest = ask(&registry, &two, &blobs, 0).await;
-    assert_eq!((rest.missing, rest.coming), (vec![(3, 3)], vec![]), "nobody else sends it");
+    assert_eq!((rest.missing, rest.coming), (vec![(3, 3)], vec![]), "no other session sends it");
 }
 
 #[tokio::test]

@@ -13,7 +13,7 @@ async fn list(registry: &Registry) -> Vec<TaskInfo> {
     list.tasks
 }
 
-/// Waits, for at most a minute, until a task is as it should be.
+/// Waits, for at most a minute, until a task meets a condition.
 async fn until(registry: &Registry, name: &str, is: impl Fn(&TaskInfo) -> bool) -> TaskInfo {
     for _ in 0..3000 {
         let task = list(registry).await.into_iter().find(|task| task.name == name).expect("the task");
@@ -45,8 +45,8 @@ async fn tasks_are_listed_with_their_intervals_in_the_order_in_which_they_run() 
     let scrub = until(&registry, "scrub", |task| task.next_run_at.is_some()).await;
     assert_eq!((scrub.state, scrub.succeeded_at), (TaskState::Idle, None));
     let off = Registry::start_with(|config| config.gc_interval_seconds = 0).await;
-    // Deleted domains are removed, the index is filled, retention policies are followed, and the
-    // audit log is kept small, whatever is collected.
+    // Without collections, too, deleted domains are removed, the index is filled, retention
+    // policies are followed, and the audit log is kept small.
     let others = ["retention", "audit-retention", "prefix-index", "domain-removal"];
     let collections = list(&off).await.into_iter().filter(|task| !others.contains(&&*task.name));
     assert!(collections.into_iter().all(|task| task.state == TaskState::Off && task.next_run_at.is_none()));

@@ -236,7 +236,7 @@ async fn metrics_need_the_operators_token_unless_they_are_open() {
     refused(open.get("/v1/repositories").await, ErrorCode::Unauthorized).await;
 }
 
-/// The database holds a hash, from which nobody gets the token.
+/// The database holds a hash, which does not give the token.
 #[tokio::test]
 async fn the_secret_is_in_no_file_of_the_registry() {
     let registry = start().await;

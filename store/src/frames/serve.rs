@@ -1,11 +1,11 @@
 //! Downloads of frames by clients that may be slow.
 //!
-//! One at full speed has a place among [`crate::Options::outputs`], is read ahead by some MiB, and
-//! is handed out in pieces of [`LARGE`] bytes. One without a place is read and handed out in pieces
-//! of [`PIECE`] bytes, as its client takes them: it needs no memory while the client is slow, and
-//! never waits for a place. A download that could use a place takes it from one whose client does
-//! not take what was read. Of the large pieces only a few are handed out at a time, so a client
-//! that was fast and stops holds little too.
+//! A download at full speed has a place among [`crate::Options::outputs`], is read ahead by some
+//! MiB, and is handed out in pieces of [`LARGE`] bytes. A download without a place is read and
+//! handed out in pieces of [`PIECE`] bytes, as its client takes them: it needs no memory while the
+//! client is slow, and never waits for a place. A download that could use a place takes it from one
+//! whose client does not take the bytes that were read. Only a few large pieces are handed out at a
+//! time, so a client that was fast and stops holds little memory too.
 
 use super::codecs::{are_in_others, in_codecs};
 use super::outputs::{At, Hold};
@@ -151,7 +151,7 @@ impl Download {
     }
 }
 
-/// A piece that is counted until it was sent.
+/// A large piece, which is counted until it is sent.
 struct Large {
     piece: Bytes,
     _permit: OwnedSemaphorePermit,

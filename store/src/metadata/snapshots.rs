@@ -28,8 +28,8 @@ pub(super) fn unknown(repository: &RepositoryName, digest: &Digest) -> Fail {
     Error::SnapshotUnknown { repository: repository.clone(), snapshot: digest.to_string() }.into()
 }
 
-/// Deletes a snapshot; with `etag` only with the tags that it had when its entity tag was this one.
-/// One with an immutable tag goes only if the change `overrides` that.
+/// Deletes a snapshot; with `etag`, only while its tags are those of this entity tag. A snapshot
+/// with an immutable tag is deleted only if the change `overrides` that.
 pub(super) async fn delete_snapshot<T: Tx>(
     tx: &mut T,
     repository: &RepositoryName,
@@ -151,7 +151,7 @@ pub(super) async fn pin_row<T: Tx>(tx: &mut T, manifest: i64, reason: Pin, pinne
     Ok(tx.returning(update, values![reason as i64, manifest]).await?.pop())
 }
 
-/// Snapshots that eviction leaves, by repository, the newest first in each.
+/// Snapshots that eviction does not delete, by repository, the newest first in each.
 pub(super) async fn pinned<T: Tx>(tx: &mut T, limit: usize) -> Outcome<Vec<PinnedSnapshot>> {
     let find = "SELECT m.id, r.name, m.pinned FROM manifests m JOIN repositories r ON r.id = m.repository
                 WHERE m.pinned <> 0 ORDER BY r.name, m.id DESC LIMIT $1";

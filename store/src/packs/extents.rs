@@ -45,10 +45,13 @@ impl Extent {
     fn check_headers(&self, from: u64, bytes: &Bytes, limits: &Limits) -> Result<()> {
         let first = self.frames.partition_point(|(start, _)| *start < from);
         for (start, digest) in self.frames[first..].iter().take_while(|(start, _)| *start < from + bytes.len() as u64) {
-            let lies = self.range.start + start;
+            let in_pack = self.range.start + start;
             let frame = usize::try_from(*start - from).ok().and_then(|at| bytes.get(at..));
-            if frame.is_none_or(|frame| header_of(frame, lies, digest, limits).is_err()) {
-                return Err(Error::Corrupt { digest: *digest, reason: format!("pack {}, byte {lies}: no frame of it there", self.pack) });
+            if frame.is_none_or(|frame| header_of(frame, in_pack, digest, limits).is_err()) {
+                return Err(Error::Corrupt {
+                    digest: *digest,
+                    reason: format!("pack {}, byte {in_pack}: no frame of it there", self.pack),
+                });
             }
         }
         Ok(())
@@ -99,8 +102,8 @@ pub(crate) fn plan(located: Vec<(Digest, Location)>) -> Vec<Extent> {
 /// [`Error::Unavailable`].
 pub(crate) async fn read_extent(store: &Store, extent: &Extent, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
     let base = extent.range.start;
-    let lie: Vec<Range<u64>> = ranges.iter().map(|range| base + range.start..base + range.end).collect();
-    let pieces = match store.read_pack_in_pieces(&extent.pack, &lie).await? {
+    let in_pack: Vec<Range<u64>> = ranges.iter().map(|range| base + range.start..base + range.end).collect();
+    let pieces = match store.read_pack_in_pieces(&extent.pack, &in_pack).await? {
         Some(pieces) => pieces,
         None => read_moved(store, extent, ranges).await?,
     };
@@ -119,20 +122,20 @@ pub(crate) async fn read_extent(store: &Store, extent: &Extent, ranges: &[Range<
 async fn read_moved(store: &Store, extent: &Extent, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
     let (mut parts, mut at) = (Vec::new(), 0);
     for part in plan(locate(store, &extent.digests()).await?) {
-        let lies = at..at + part.len();
-        at = lies.end;
-        parts.push((lies, part));
+        let covered = at..at + part.len();
+        at = covered.end;
+        parts.push((covered, part));
     }
     let mut pieces = Vec::with_capacity(ranges.len());
     for range in ranges {
         let mut piece = BytesMut::new();
-        for (lies, part) in &parts {
-            let (from, to) = (range.start.max(lies.start), range.end.min(lies.end));
+        for (covered, part) in &parts {
+            let (from, to) = (range.start.max(covered.start), range.end.min(covered.end));
             if from >= to {
                 continue;
             }
             let base = part.range.start;
-            let bytes = store.read_pack(&part.pack, base + from - lies.start..base + to - lies.start).await?;
+            let bytes = store.read_pack(&part.pack, base + from - covered.start..base + to - covered.start).await?;
             let bytes = bytes.ok_or_else(|| part.corrupt(format!("pack {} is not there", part.pack)))?;
             if (bytes.len() as u64) < to - from {
                 return Err(part.cut());

@@ -1,8 +1,8 @@
 //! Bytes of packs, and what a failed read means.
 //!
-//! A pack that is not found was moved, or collected, or is lost, or its storage is away. The last
-//! is told apart here: "there is no such pack" is said only of a storage that is there. The other
-//! three are told apart by metadata, and are the caller's to ask about.
+//! A pack that is not found was moved, or collected, or is lost, or its storage is away. This file
+//! tells the last case apart: it says "there is no such pack" only of a storage that is there. For
+//! the other three the caller asks the metadata.
 
 use super::PIECE;
 use super::paths::path;

@@ -112,7 +112,7 @@ fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
-/// Gives the file `more` bytes that are really there; as before if that fails.
+/// Allocates `more` bytes at the end of the file. Leaves the file as it was if that fails.
 fn allocate(mut file: &File, len: u64, more: u64) -> io::Result<()> {
     let done = match fallocate(file, FallocateFlags::empty(), len, more) {
         Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => fill(&mut file, len, more),
@@ -134,7 +134,7 @@ fn fill(file: &mut &File, len: u64, more: u64) -> io::Result<()> {
         file.write_all(&piece[..now as usize])?;
         left -= now;
     }
-    // Else it could fail later, unseen.
+    // Without this the write could fail later, unseen.
     file.sync_all()
 }
 

@@ -238,7 +238,7 @@ async fn what_an_immutable_tag_needs_stays(backend: Backend) {
         assert!(matches!(&refused, Error::NeededByTag { tag: found, .. } if *found == tag("v1")), "{refused}");
         assert_eq!(refused.code(), ErrorCode::TagImmutable);
     }
-    // A manifest is not there again while what it lists is not.
+    // The same manifest is refused again while its blobs are missing.
     store.delete_blob(&team, &Digest::sha256(b"two")).await.unwrap();
     let error = store.put_image(&team, two.clone(), None, vec![tag("again")]).await.unwrap_err();
     assert!(matches!(&error, Error::Missing { missing, .. } if *missing == [Digest::sha256(b"two")]), "{error}");
@@ -256,7 +256,7 @@ async fn the_bytes_of_a_manifest_may_be_a_blob(backend: Backend) {
     }
     let hidden = image(b"{}", &[], None);
     let digest = store.put_image(&repository(), hidden.clone(), None, vec![tag("v1")]).await.unwrap();
-    // A blob like any other for those who have its bytes, and no manifest of theirs.
+    // A client that has the bytes stores them as a blob like any other, and gets no manifest.
     assert_eq!(put(store, &other(), &hidden).await, digest);
     assert_eq!(store.blob(&other(), &digest).await.unwrap(), Some(hidden.len() as u64));
     assert_eq!(store.find_manifest(&other(), ManifestName::Digest(digest)).await.unwrap(), None);
@@ -427,7 +427,7 @@ async fn a_push_heals_a_damaged_image(backend: Backend) {
     is_sound(&rig).await;
 }
 
-/// In whatever codec a blob lies, a reader of raw bytes gets any part of it.
+/// A reader of raw bytes gets any part of a blob, in every codec.
 #[tokio::test]
 async fn encoded_blobs_are_read_by_ranges() {
     let store = Store::open_in_memory(Options::default()).await.unwrap();

@@ -122,7 +122,7 @@ impl Tenants {
             return Err(format!("after {step:?} ({answer:?}) of {:?}, found {seen:?}", self.live));
         }
         if !may_be_as_before {
-            // What is acknowledged in a domain is durable only with the domain.
+            // An acknowledged push to a domain is durable only with the domain.
             if let Step::Push(name, _) = step {
                 self.durable.entry(name.clone()).or_default();
             }

@@ -6,8 +6,9 @@ use std::collections::HashMap;
 /// Positions of `nodes` (digest, parents), each after those of its parents; otherwise in the order
 /// given.
 ///
-/// Parents that are not among the nodes do not count. A circle is cut where it closes: digests make
-/// none, but the documents may lie. Takes memory on the heap only, however long the lineage.
+/// Parents that are not among the nodes do not count. True digests form no circle, but false
+/// documents may: a circle is cut where it closes. Takes memory on the heap only, however long the
+/// lineage.
 #[must_use]
 pub fn order(nodes: &[(Digest, Vec<Digest>)]) -> Vec<usize> {
     let positions: HashMap<Digest, usize> = nodes.iter().enumerate().rev().map(|(i, (digest, _))| (*digest, i)).collect();

@@ -1,4 +1,4 @@
-//! What to do, decided without a GPU: bounds, runs of bytes, batches, grids, room.
+//! Plans of copies and kernels, made without a GPU: bounds, runs of bytes, batches, grids, room.
 
 use super::super::{MemoryError, Page, Span};
 

@@ -101,7 +101,7 @@ impl Silent {
 impl Drop for Silent {
     fn drop(&mut self) {
         if let Some(before) = &self.0 {
-            // There is nobody left to tell.
+            // A terminal that is gone needs no echo.
             let _ = tcsetattr(std::io::stdin(), OptionalActions::Flush, before);
         }
     }

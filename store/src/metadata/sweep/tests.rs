@@ -40,8 +40,8 @@ async fn count<T: Tx>(tx: &mut T) -> Outcome<(u64, u64)> {
     Ok((objects, tx.one("SELECT count(*) FROM suspects", &[]).await?))
 }
 
-/// Fills the tables and takes one set after the other: how many sets, the longest queue, the
-/// objects that are left.
+/// Fills the tables and takes one set after the other. Returns the number of sets, the length of
+/// the longest queue, and the number of objects that are left.
 async fn sets<B: Backend>(database: &B) -> (i64, u64, u64) {
     database.run(Mode::WRITE, (), |tx, ()| Box::pin(fill(tx))).await.expect("rows");
     let (mut sets, mut longest) = (0, 0);

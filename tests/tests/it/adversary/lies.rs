@@ -1,4 +1,4 @@
-//! Whatever a registry answers, a client makes the right bytes visible or none.
+//! A client makes the right bytes visible, or none, also if the registry lies.
 
 use super::{nothing_published, same_files};
 use pfr_schema::codec::Codec;

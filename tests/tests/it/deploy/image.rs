@@ -35,6 +35,18 @@ fn images_start_and_check_our_programs_and_run_as_no_root() {
 }
 
 #[test]
+fn crates_are_listed_after_all_of_them_were_downloaded() {
+    let lists = ["tools/wheels/licenses", "tools/sbom"];
+    for (name, lists) in [("deploy/Containerfile", &lists[..1]), ("tools/release", &lists[..])] {
+        let file = text(name);
+        let commands: Vec<&str> = file.lines().map(str::trim_start).filter(|line| !line.starts_with('#')).collect();
+        let at = |words: &str| commands.iter().position(|line| line.contains(words)).unwrap_or_else(|| panic!("{name} runs no {words}"));
+        let is_in_order = |list: &&str| at("cargo fetch --locked") < at("cargo build --release") && at("cargo build --release") < at(list);
+        assert!(lists.iter().all(is_in_order), "{name}");
+    }
+}
+
+#[test]
 fn what_an_image_is_built_from_is_in_the_context() {
     let ignored = text(".dockerignore");
     let ignored: Vec<&str> = ignored.lines().filter_map(|line| line.strip_prefix('/')).collect();

@@ -87,7 +87,7 @@ async fn collection_frees_what_no_image_holds_and_nothing_else() {
             pusher.collect().await;
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
-        // What nothing holds is not shown any more, even before a collection.
+        // A blob that nothing holds is not shown any more, even before a collection.
         pusher.collect().await;
     };
     tokio::time::timeout(Duration::from_secs(60), freed).await.expect("what nothing holds goes within a minute");
