@@ -7,8 +7,8 @@ use crate::cli::failure::Failure;
 use crate::cli::output::human::{bytes, count, duration, now_ms};
 use crate::cli::progress::{Standing, watch};
 use crate::cli::suggest::{Advice, Suggestion};
-use pfr_client::{Progress, PushReport, PushTarget, Site, Source};
-use pfr_schema::api::NewSignature;
+use pfr_client::{Progress, PushReport, PushTarget, Site, Source, find_signature};
+use pfr_schema::api::{NewSignature, Signature};
 use pfr_schema::{Digest, ErrorCode, Reference, RepositoryName, Selector, Tag};
 use pfr_store::{Pin, PrivateKey};
 use std::path::{Path, PathBuf};
@@ -54,10 +54,14 @@ async fn sign(
     key: Option<&PrivateKey>,
 ) -> Result<(), Failure> {
     if let Some(key) = key {
-        let is_signed = |new: &NewSignature| pfr_store::signer(&new.clone().into(), digest, &[key.public()]).is_some();
-        if !signatures.iter().any(is_signed) {
+        let (keys, (_, there)) = ([key.public()], site.signatures(repository, &Selector::Digest(*digest)).await?);
+        let here: Vec<Signature> = signatures.iter().cloned().map(Signature::from).collect();
+        if find_signature(digest, &there, &keys).is_err() && find_signature(digest, &here, &keys).is_err() {
             signatures.push(key.sign(*digest, repository, now_ms()));
         }
+    }
+    if signatures.is_empty() {
+        return Ok(());
     }
     match site.add_signatures(repository, digest, signatures).await {
         Ok(_) => Ok(()),
