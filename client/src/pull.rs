@@ -80,10 +80,10 @@ pub struct PullReport {
 /// Fetches the missing parts of a snapshot, and makes it visible here.
 ///
 /// # Errors
-/// [`crate::Error::NotSigned`] before anything is fetched, if the registry is one of which pulls are
-/// [verified](Remote::verifying); `digest_mismatch`, `corrupt_frame` and their like if the registry sends wrong bytes: then
-/// nothing is published; [`crate::Error::Unreachable`]. Running it again fetches only what has not
-/// arrived.
+/// [`crate::Error::NotSigned`] before anything is fetched, if pulls from this registry are
+/// [verified](Remote::verifying). `digest_mismatch`, `corrupt_frame` and their like if the registry
+/// sends wrong bytes: then nothing is published. [`crate::Error::Unreachable`]. Running it again
+/// fetches only what has not arrived.
 #[boxed]
 pub async fn pull(
     remote: &Remote,

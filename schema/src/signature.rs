@@ -1,4 +1,4 @@
-//! Signatures of snapshots, in the form of cosign: what is signed, where it is stored, and the keys.
+//! Signatures of snapshots, in the form of cosign: what is signed, where it is stored, the keys.
 //!
 //! ```text
 //! manifest (OCI), subject: the snapshot, tag sha256-<hex>.sig

@@ -181,11 +181,11 @@ impl Store {
     async fn policies_satisfied(&self, repository: &RepositoryName, digest: &Digest) -> Result<Signed> {
         let Signing { version, policies } = self.metadata.signing().await?;
         let signatures = self.signatures(repository, digest).await?;
-        let digest = *digest;
+        let (digest, repository) = (*digest, repository.clone());
         // A hundred signatures by a hundred keys of a hundred policies take long.
         let check = move || {
-            let satisfied =
-                policies.policies.into_iter().filter(|policy| signatures.iter().any(|one| signer(one, &digest, &policy.keys).is_some()));
+            let here = policies.policies.into_iter().filter(|policy| policy.repositories.matches(repository.as_str()));
+            let satisfied = here.filter(|policy| signatures.iter().any(|one| signer(one, &digest, &policy.keys).is_some()));
             Signed { version, policies: satisfied.map(|policy| policy.name).collect() }
         };
         tokio::task::spawn_blocking(check).await.map_err(|e| Error::Internal(e.to_string()))

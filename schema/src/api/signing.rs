@@ -143,7 +143,6 @@ impl SigningPolicies {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::digest::Digest;
     use serde_json::{Value, json};
 
     fn policies(policies: Value) -> SigningPolicies {
