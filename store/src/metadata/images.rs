@@ -194,14 +194,24 @@ pub(super) async fn signature_list<T: Tx>(
     type Row = (i64, Digest, Option<Digest>, Option<String>);
     let id = visible(tx, repository).await?;
     let find = "SELECT m.id, o.digest, CASE WHEN m.artifact_type = $2 THEN m.subject ELSE NULL END,
-                  (SELECT MIN(t.name) FROM tags t WHERE t.manifest = m.id AND t.name > 'sha256-' AND t.name < 'sha256.')
+                  (SELECT MIN(t.name) FROM tags t WHERE t.manifest = m.id AND t.name LIKE 'sha256-%.sig')
                 FROM manifests m JOIN objects o ON o.id = m.object
-                WHERE m.repository = $1 AND m.id > $3 AND m.is_image ORDER BY m.id LIMIT $4";
-    let rows: Vec<Row> = tx.query(find, values![id, ARTIFACT, numbered(after, 0)?, one_more(limit)]).await?;
-    let Page { rows, next } = paged(rows, limit, |row| row.0.to_string());
+                WHERE m.repository = $1 AND m.id > $3 AND m.is_image AND ((m.artifact_type = $2 AND m.subject IS NOT NULL)
+                  OR EXISTS (SELECT 1 FROM tags t WHERE t.manifest = m.id AND t.name LIKE 'sha256-%.sig'))
+                ORDER BY m.id LIMIT $4";
     let listed = |(_, manifest, subject, tag): Row| {
         let by_tag = || signed_by(&tag?.parse().ok()?);
         Some(SignatureManifest { snapshot: subject.or_else(by_tag)?, manifest })
     };
-    Ok(Page { rows: rows.into_iter().filter_map(listed).collect(), next })
+    let mut from = numbered(after, 0)?;
+    loop {
+        let rows: Vec<Row> = tx.query(find, values![id, ARTIFACT, from, one_more(limit)]).await?;
+        let page = paged(rows, limit, |row| row.0.to_string());
+        from = page.rows.last().map_or(from, |row| row.0);
+        let rows: Vec<SignatureManifest> = page.rows.into_iter().filter_map(listed).collect();
+        // A reader takes an empty page that leads to another for a list without an end.
+        if !rows.is_empty() || page.next.is_none() {
+            return Ok(Page { rows, next: page.next });
+        }
+    }
 }

@@ -288,6 +288,26 @@ async fn what_is_no_signature_is_left_out(backend: Backend) {
     assert_eq!(sign(&rig.store, &mine, digest).await.unwrap(), 1);
     let index = Digest::sha256(&serde_json::to_vec(&index).unwrap());
     assert!(rig.store.find_manifest(&repository(), pfr_store::ManifestName::Digest(index)).await.unwrap().is_some());
+    // Tags that only look like those of signatures make no empty page that leads to another.
+    for n in 0..3 {
+        let (config, name) = (put_blob(&rig.store, b"{}").await, tag(&format!("sha256-{n}{}.sig", "x".repeat(63))));
+        let image = json!({
+            "schemaVersion": 2, "mediaType": "application/vnd.oci.image.manifest.v1+json", "layers": [],
+            "config": {"mediaType": "x/y", "digest": config, "size": 2}, "annotations": {"n": n.to_string()},
+        });
+        rig.store.put_image(&repository(), serde_json::to_vec(&image).unwrap(), None, vec![name]).await.unwrap();
+    }
+    let (mut after, mut seen) = (None, 0);
+    loop {
+        let page = rig.store.signature_list(&repository(), after, 1).await.unwrap();
+        seen += page.rows.len();
+        assert!(!page.rows.is_empty() || page.next.is_none());
+        after = page.next;
+        if after.is_none() {
+            break;
+        }
+    }
+    assert_eq!(seen, manifests(&rig.store).await);
     // Too many.
     let many: Vec<NewSignature> = (0..MOST as u64).map(|n| mine.sign(digest, &repository(), (n + 10) * 1000)).collect();
     let refused = rig.store.add_signatures(&repository(), &digest, &many).await.unwrap_err();
