@@ -29,6 +29,8 @@ pub struct Config {
     /// File with certificates of authorities that registries may have theirs from, besides those
     /// that this machine trusts. Default: none.
     pub tls_ca: Option<PathBuf>,
+    /// File with public keys of which one must have signed what is pulled. Default: none.
+    pub verify_key: Option<PathBuf>,
     /// Token for that registry, and no other: a reference to a stranger must not hand it out.
     pub token: Option<Secret>,
     /// File that has this token. It is read again for each use: tokens of issuers are renewed.
@@ -88,6 +90,10 @@ pub struct Overrides {
     /// those that this machine trusts [default: none].
     #[arg(long, env = "PF_AGENT_TLS_CA", value_name = "FILE")]
     pub tls_ca: Option<PathBuf>,
+    /// File with public keys (PEM): what none of them has signed is not pulled for a restore
+    /// [default: none].
+    #[arg(long, env = "PF_AGENT_VERIFY_KEY", value_name = "FILE")]
+    pub verify_key: Option<PathBuf>,
     /// Token for that registry; by file or `PF_AGENT_TOKEN`, since everybody sees flags.
     #[arg(skip)]
     pub token: Option<Secret>,
@@ -186,6 +192,7 @@ impl Config {
             data,
             registry: None,
             tls_ca: None,
+            verify_key: None,
             token: None,
             token_file: None,
             stored_tokens: StoredTokens::default(),
@@ -223,6 +230,7 @@ impl Config {
         config.engine_socket = given.engine_socket.unwrap_or_else(|| config.socket.with_file_name("engines.sock"));
         config.registry = given.registry.filter(|r| !r.is_empty()).map(|r| r.trim_end_matches('/').to_owned());
         config.tls_ca = given.tls_ca.filter(|path| !path.as_os_str().is_empty());
+        config.verify_key = given.verify_key.filter(|path| !path.as_os_str().is_empty());
         config.token = given.token;
         config.token_file = given.token_file;
         config.stored_tokens = StoredTokens::of(dirs);
@@ -300,6 +308,18 @@ impl Config {
         let token = self.token_for(registry).map_err(|error| Error::Token(Box::new(error)))?;
         let (token_over_http, retry_for, extra_roots) = (self.token_over_http, Duration::ZERO, self.tls_ca.clone());
         Ok(Remote::new(registry, RemoteOptions { token, token_over_http, extra_roots, retries: 2, retry_for, ..RemoteOptions::default() })?)
+    }
+
+    /// The same, for pulls: if the configuration names keys, one must have signed what is pulled.
+    ///
+    /// # Errors
+    /// Those of [`Config::remote`]; [`Error::Client`] if the file with the keys cannot be read.
+    pub fn remote_to_pull_from(&self, registry: &str) -> Result<Remote> {
+        let remote = self.remote(registry)?;
+        Ok(match &self.verify_key {
+            Some(path) => remote.verifying(pfr_client::public_keys(path)?),
+            None => remote,
+        })
     }
 
     fn token_for(&self, registry: &str) -> Result<Option<Secret>> {

@@ -80,6 +80,9 @@ pub enum Error {
     /// The target directory holds another snapshot.
     #[error("{path} belongs to another snapshot; pull into a new directory, or move that one away first", path = path.display())]
     OtherSnapshot { path: PathBuf },
+    /// None of the keys has signed a snapshot. Nothing of it was fetched.
+    #[error("{digest} is not signed by {}: it has {}", of_keys(*keys), of_signatures(*signatures))]
+    NotSigned { digest: Digest, signatures: usize, keys: usize },
     /// A snapshot that does not suit the request.
     #[error("{digest}: {reason}")]
     Unsuitable { digest: Digest, reason: String },
@@ -118,6 +121,7 @@ impl Error {
             Self::Store(error) => error.local_code(),
             Self::MissingBlob { .. } => ErrorCode::MissingBlobs,
             Self::WrongLength { .. } => ErrorCode::LengthMismatch,
+            Self::NotSigned { .. } => ErrorCode::SignatureRequired,
             Self::Unsuitable { .. } => ErrorCode::InvalidDocument,
             Self::Io { source, .. } => ErrorCode::of_io(source.kind()).unwrap_or(ErrorCode::InvalidRequest),
             Self::Internal(_) => ErrorCode::Internal,
@@ -157,6 +161,18 @@ impl Error {
 pub fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> impl Future<Output = Result<T>> + Send {
     let task = tokio::task::spawn_blocking(work);
     async move { task.await.map_err(|panic| Error::Internal(panic.to_string()))? }
+}
+
+fn of_keys(keys: usize) -> String {
+    if keys == 1 { "the key".to_owned() } else { format!("any of the {keys} keys") }
+}
+
+fn of_signatures(signatures: usize) -> &'static str {
+    match signatures {
+        0 => "no signature",
+        1 => "only a signature by another one",
+        _ => "only signatures by others",
+    }
 }
 
 fn times(n: u32) -> String {

@@ -20,7 +20,10 @@ use crate::error::Result;
 use crate::plan::Totals;
 use crate::progress::{Phase, Progress};
 use crate::remote::Remote;
+use crate::signing::find_signature;
 use fetch::Fetcher;
+use pfr_schema::api::{NewSignature, Signature, SnapshotDetail};
+use pfr_schema::signature::MOST;
 use pfr_schema::{Digest, RepositoryName, Selector, Tag};
 use pfr_store::Store;
 use serde::Serialize;
@@ -77,9 +80,10 @@ pub struct PullReport {
 /// Fetches the missing parts of a snapshot, and makes it visible here.
 ///
 /// # Errors
-/// `digest_mismatch`, `corrupt_frame` and their like if the registry sends wrong bytes: then
-/// nothing is published; [`crate::Error::Unreachable`]. Running it again fetches only what has not
-/// arrived.
+/// [`crate::Error::NotSigned`] before anything is fetched, if pulls from this registry are
+/// [verified](Remote::verifying). `digest_mismatch`, `corrupt_frame` and their like if the registry
+/// sends wrong bytes: then nothing is published. [`crate::Error::Unreachable`]. Running it again
+/// fetches only what has not arrived.
 #[boxed]
 pub async fn pull(
     remote: &Remote,
@@ -90,7 +94,8 @@ pub async fn pull(
 ) -> Result<PullReport> {
     let (start, trips) = (Instant::now(), remote.round_trips());
     progress.enter(Phase::Negotiating);
-    let said = remote.snapshot(repository, selector).await?.summary.digest;
+    let SnapshotDetail { summary, signatures, .. } = remote.snapshot(repository, selector).await?;
+    let said = summary.digest;
     let digest = match selector {
         Selector::Digest(asked) if *asked != said => {
             return Err(remote.protocol(format!("the request names {asked}, the answer {said}")));
@@ -100,9 +105,16 @@ pub async fn pull(
         }
         _ => said,
     };
+    if let Some(keys) = remote.verify_keys() {
+        find_signature(&digest, &signatures, keys)?;
+    }
     let fetcher = Fetcher::new(remote, repository, progress);
     let totals: Totals = match destination {
-        Destination::Store { store, repository, tag } => into_store::pull(&fetcher, digest, store, repository, tag.clone()).await?,
+        Destination::Store { store, repository, tag } => {
+            let totals = into_store::pull(&fetcher, digest, store, repository, tag.clone()).await?;
+            keep(store, repository, &digest, signatures).await?;
+            totals
+        }
         Destination::Directory { path, store } => into_directory::pull(&fetcher, digest, path, store.as_ref()).await?,
     };
     progress.enter(Phase::Done);
@@ -118,4 +130,23 @@ pub async fn pull(
         round_trips: remote.round_trips() - trips,
         seconds: start.elapsed().as_secs_f64(),
     })
+}
+
+/// Keeps the signatures of a snapshot beside it. They say nothing here before a key checks them, so
+/// those that cannot be signatures are left out.
+async fn keep(store: &Store, repository: &RepositoryName, digest: &Digest, signatures: Vec<Signature>) -> Result<()> {
+    let new: Vec<NewSignature> =
+        signatures.into_iter().map(NewSignature::from).filter(|new| new.check(digest).is_ok()).take(MOST).collect();
+    if new.is_empty() {
+        return Ok(());
+    }
+    match store.add_signatures(repository, digest, &new).await {
+        Ok(_) => Ok(()),
+        // It has others here, as many as a snapshot may have.
+        Err(pfr_store::Error::Invalid(reason)) => {
+            tracing::warn!(%repository, %digest, reason, "the signatures of the registry are not kept");
+            Ok(())
+        }
+        Err(error) => Err(error.into()),
+    }
 }

@@ -20,6 +20,7 @@ mod pages;
 mod pushes;
 mod read;
 mod send;
+mod signing;
 mod trust;
 
 pub use frames::BoxFrames;
@@ -30,6 +31,7 @@ pub use trust::{Distrust, extra_roots};
 
 use crate::error::{Error, Result};
 use pfr_schema::RepositoryName;
+use pfr_schema::signature::PublicKey;
 use pfr_service::Secret;
 use reqwest::Url;
 use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderValue};
@@ -149,6 +151,8 @@ pub struct Remote {
     connection: Arc<Connection>,
     direct: Arc<direct::Direct>,
     via: Option<Arc<str>>,
+    /// Keys of which one must have signed what is pulled; none: nothing need be signed.
+    verify_keys: Option<Arc<[PublicKey]>>,
 }
 
 impl fmt::Debug for Remote {
@@ -217,6 +221,7 @@ impl Remote {
             connection: Arc::default(),
             direct,
             via: None,
+            verify_keys: None,
         })
     }
 
@@ -225,6 +230,17 @@ impl Remote {
     #[must_use]
     pub fn via(&self, chain: &str) -> Self {
         Self { via: Some(chain.into()), ..self.clone() }
+    }
+
+    /// The same registry. A pull from it fetches nothing of a snapshot that none of these keys has
+    /// signed.
+    #[must_use]
+    pub fn verifying(&self, keys: Vec<PublicKey>) -> Self {
+        Self { verify_keys: Some(keys.into()), ..self.clone() }
+    }
+
+    pub(crate) fn verify_keys(&self) -> Option<&[PublicKey]> {
+        self.verify_keys.as_deref()
     }
 
     /// The base URL, without a trailing slash.

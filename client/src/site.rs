@@ -6,10 +6,10 @@
 use crate::error::Result;
 use crate::remote::{PageOf, Remote, all_pages};
 use pfr_schema::api::{
-    Diff, ForkRequest, Forked, Lineage, MatchRequest, MatchResponse, RepositoryInfo, SnapshotDetail, SnapshotSummary, Stats, TagInfo,
-    TagRequest, TagState, Usage, Verified,
+    Diff, ForkRequest, Forked, Lineage, MatchRequest, MatchResponse, NewSignature, RepositoryInfo, SignRequest, Signature,
+    SignatureManifest, SnapshotDetail, SnapshotSummary, Stats, TagInfo, TagRequest, TagState, Usage, Verified,
 };
-use pfr_schema::{Digest, RepositoryName, Selector, Tag};
+use pfr_schema::{Digest, ErrorCode, RepositoryName, Selector, Tag};
 use pfr_store::{Budget, Page, Store};
 use std::time::Duration;
 
@@ -213,6 +213,46 @@ impl Site {
                 let request = ForkRequest { snapshot: selector.to_string(), count, prefix: prefix.to_owned() };
                 remote.fork(repository, &request).await
             }
+        }
+    }
+
+    /// A snapshot and its signatures, which are not checked.
+    pub async fn signatures(&self, repository: &RepositoryName, selector: &Selector) -> Result<(Digest, Vec<Signature>)> {
+        match self {
+            Self::Store(store) => {
+                let digest = store.resolve(repository, selector).await?;
+                Ok((digest, store.signatures(repository, &digest).await?))
+            }
+            Self::Registry(_) => {
+                let detail = self.detail(repository, selector).await?;
+                Ok((detail.summary.digest, detail.signatures))
+            }
+        }
+    }
+
+    /// Adds signatures to a snapshot, and returns all that it has then.
+    pub async fn add_signatures(&self, repository: &RepositoryName, digest: &Digest, new: Vec<NewSignature>) -> Result<Vec<Signature>> {
+        match self {
+            Self::Store(store) => Ok(store.add_signatures(repository, digest, &new).await?),
+            Self::Registry(remote) => Ok(remote.sign(repository, digest, &SignRequest { signatures: new }).await?.signatures),
+        }
+    }
+
+    /// Every manifest with signatures, oldest first; none in a registry of a version that knows
+    /// none.
+    pub async fn signature_list(&self, repository: &RepositoryName) -> Result<Vec<SignatureManifest>> {
+        let all = all_pages(self.place(), usize::MAX, move |after: Option<String>| async move {
+            Ok(match self {
+                Self::Store(store) => listed(store.signature_list(repository, after, PAGE).await?),
+                Self::Registry(remote) => {
+                    let page = remote.signature_list(repository, after.as_deref(), PAGE).await?;
+                    (page.signatures, page.next)
+                }
+            })
+        });
+        match all.await {
+            Err(error) if error.code() == ErrorCode::NotFound => Ok(Vec::new()),
+            other => other,
         }
     }
 

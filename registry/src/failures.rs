@@ -52,7 +52,7 @@ groups! {
     ]];
     /// Commits.
     Committing = [ANY, BODY, &[
-        PushUnknown, BlobUnknown, InvalidDocument, TagMoved, TagImmutable, CorruptStore, StorageFull, QuotaExceeded
+        PushUnknown, BlobUnknown, InvalidDocument, TagMoved, TagImmutable, SignatureRequired, CorruptStore, StorageFull, QuotaExceeded
     ]];
     /// Downloads.
     Fetching = [ANY, BODY, &[RepositoryUnknown, BlobUnknown]];
@@ -62,7 +62,7 @@ groups! {
     Checking = [ANY, &[StorageFull]];
     /// Making a domain.
     Creating = [ANY, &[DomainBusy, StorageFull]];
-    /// Setting a quota, or retention policies.
+    /// Setting a quota, or policies.
     Setting = [ANY, BODY, &[StorageFull]];
     /// Making an access token.
     TokenCreating = [ANY, BODY, &[StorageFull]];
@@ -73,7 +73,13 @@ groups! {
     /// Reads about collections.
     Collected = [ANY, &[NotFound]];
     /// Changes of tags and snapshots.
-    Tagging = [ANY, BODY, &[AmbiguousDigest, RepositoryUnknown, SnapshotUnknown, TagUnknown, TagMoved, TagImmutable, StorageFull]];
+    Tagging = [ANY, BODY, &[
+        AmbiguousDigest, RepositoryUnknown, SnapshotUnknown, TagUnknown, TagMoved, TagImmutable, SignatureRequired, StorageFull
+    ]];
+    /// Signatures.
+    Signing = [ANY, BODY, &[
+        AmbiguousDigest, RepositoryUnknown, SnapshotUnknown, TagUnknown, InvalidDocument, StorageFull, QuotaExceeded
+    ]];
 }
 
 fn problems(groups: &[&[ErrorCode]]) -> BTreeMap<String, RefOr<Response>> {

@@ -11,7 +11,8 @@ use crate::oci;
 use crate::pull_through::{self, PullThrough};
 use crate::ui;
 use crate::v1::{
-    audit, domains, forks, frames, gc, inspect, integrity, pushes, quotas, repositories, retention, snapshots, stats, tags, tasks, tokens,
+    audit, domains, forks, frames, gc, inspect, integrity, pushes, quotas, repositories, retention, signing, snapshots, stats, tags, tasks,
+    tokens,
 };
 use axum::Router;
 use axum::middleware;
@@ -113,6 +114,10 @@ fn table() -> OpenApiRouter<App> {
         retention::get,
         retention::put,
         retention::run,
+        signing::list,
+        signing::sign,
+        signing::get,
+        signing::put,
         tokens::list,
         tokens::create,
         tokens::revoke,

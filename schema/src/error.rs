@@ -253,6 +253,8 @@ error_codes! {
     TagMoved = "tag_moved", 412, 3, false, "The tag does not point where the caller said";
     /// A retention policy keeps the tag where it is.
     TagImmutable = "tag_immutable", 403, 6, false, "The tag is immutable";
+    /// A signature is needed: a policy asks for it before a tag is put, or the reader does.
+    SignatureRequired = "signature_required", 403, 4, false, "A signature is needed";
     /// A domain of this name is being deleted.
     DomainBusy = "domain_busy", 409, 3, true, "A domain of this name is being deleted";
     /// A token is needed.

@@ -39,6 +39,7 @@ pub mod ranges;
 pub mod resume;
 pub mod run;
 pub mod shards;
+pub mod signature;
 pub mod snapshot;
 pub mod tree;
 

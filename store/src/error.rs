@@ -142,6 +142,21 @@ pub enum Error {
         /// A blob or a manifest that it needs.
         digest: Digest,
     },
+    /// A signing policy lets the tag only be put on what is signed.
+    #[error(
+        "the signing policy {policy} lets the tag {tag} of {repository} be put only on what one of its keys has signed, and {digest} has \
+         no such signature; nothing was changed"
+    )]
+    SignatureRequired {
+        /// The repository.
+        repository: RepositoryName,
+        /// The tag.
+        tag: Tag,
+        /// The snapshot or image.
+        digest: Digest,
+        /// The policy.
+        policy: String,
+    },
     /// The request contradicts itself.
     #[error("{0}")]
     Invalid(String),
@@ -248,6 +263,7 @@ impl Error {
             Self::PushUnknown(_) => ErrorCode::PushUnknown,
             Self::TagMoved { .. } | Self::TagsMoved { .. } => ErrorCode::TagMoved,
             Self::TagImmutable { .. } | Self::NeededByTag { .. } => ErrorCode::TagImmutable,
+            Self::SignatureRequired { .. } => ErrorCode::SignatureRequired,
             Self::Invalid(_) | Self::UploadMoved { .. } => ErrorCode::InvalidRequest,
             Self::Corrupt { .. } => ErrorCode::CorruptStore,
             Self::Unprovable { .. } => ErrorCode::TooLarge,

@@ -4,7 +4,8 @@
 use crate::Store;
 use crate::boxed;
 use crate::error::{Error, Result};
-use crate::metadata::{ManifestName, ManifestRow, NewImage, Page};
+use crate::live::LivePush;
+use crate::metadata::{ManifestName, ManifestRow, NewImage, Page, TagMove};
 use crate::store::document_frame;
 use bytes::Bytes;
 use pfr_schema::frame::end_mark;
@@ -20,6 +21,22 @@ impl Store {
     /// snapshot that the repository does not have.
     #[boxed]
     pub async fn put_image(&self, repository: &RepositoryName, bytes: Vec<u8>, named: Option<Digest>, tags: Vec<Tag>) -> Result<Digest> {
+        let moves = tags.into_iter().map(|tag| TagMove { tag, expected: None }).collect();
+        self.put_image_at(repository, bytes, named, moves).await
+    }
+
+    /// The same, and tags move only from where they should be.
+    ///
+    /// # Errors
+    /// As [`Store::put_image`]; [`Error::TagMoved`].
+    #[boxed]
+    pub(crate) async fn put_image_at(
+        &self,
+        repository: &RepositoryName,
+        bytes: Vec<u8>,
+        named: Option<Digest>,
+        moves: Vec<TagMove>,
+    ) -> Result<Digest> {
         let image = Image::describe(&bytes, &self.options.limits)?;
         let digest = match named {
             Some(named) => {
@@ -48,10 +65,11 @@ impl Store {
             manifest: digest,
             artifact_type: image.artifact_type,
             subject: image.subject,
-            tags,
+            moves,
             optional,
             manifests,
             audit: self.audit_entry(),
+            signed: None,
         };
         let is_whole = match known {
             // A damaged one is healed by its bytes.
@@ -68,13 +86,23 @@ impl Store {
             }
         };
         let done = match stored {
-            Ok(()) => self.journaled(self.metadata.put_image(session.id.clone(), new).await).await,
+            Ok(()) => self.journaled(self.put_in_session(&session, new).await).await,
             Err(error) => Err(error),
         };
         if done.is_err() {
             self.give_up(&session).await;
         }
         done.map(|_| digest)
+    }
+
+    async fn put_in_session(&self, session: &LivePush, new: NewImage) -> Result<bool> {
+        let mut signed = None;
+        loop {
+            let done = self.metadata.put_image(session.id.clone(), NewImage { signed: signed.clone(), ..new.clone() }).await;
+            if !self.is_signed_after_all(done.as_ref().err(), &mut signed).await? {
+                return done;
+            }
+        }
     }
 
     /// Refuses a manifest that lists what its repository does not have: with one answer, whether or

@@ -35,6 +35,7 @@ mod packs;
 mod places;
 mod retention;
 mod room;
+mod signatures;
 #[cfg(feature = "cloud")]
 pub mod storage;
 mod store;
@@ -62,6 +63,7 @@ pub use live::LivePush;
 pub use metadata::*;
 pub use retention::{Criteria, KeepLast};
 pub use room::{Freeing, MadeRoom};
+pub use signatures::{PrivateKey, signer};
 pub use store::{Options, PushSession, Store, document_frame};
 pub use tasks::{Budget, Lane, RunEnd, Schedule, Task};
 pub use uploads::BodyStream;

@@ -28,7 +28,14 @@ impl Store {
             NameChange::PutTags { .. } => None,
             NameChange::DeleteTag { .. } | NameChange::DeleteSnapshot { .. } => Some(self.metadata.make_room(Freeing::Deletion).await?),
         };
-        let done = self.metadata.change_names(repository, change, once, self.options.lease, self.audit_entry()).await;
+        let mut signed = None;
+        let done = loop {
+            let (change, once, audit) = (change.clone(), once.clone(), self.audit_entry());
+            let done = self.metadata.change_names(repository.clone(), change, once, self.options.lease, audit, signed.clone()).await;
+            if !self.is_signed_after_all(done.as_ref().err(), &mut signed).await? {
+                break done;
+            }
+        };
         self.journaled(done).await
     }
 

@@ -312,9 +312,16 @@ impl Store {
             tag: tag.map(|tag| TagMove { tag, expected: if_tag_is }),
             pin,
             audit: self.audit_entry(),
+            signed: None,
         };
-        let done = self.journaled(self.metadata.commit(push.clone(), commit).await).await?;
-        Ok(done.of(manifest))
+        let mut signed = None;
+        let done = loop {
+            let done = self.metadata.commit(push.clone(), Commit { signed: signed.clone(), ..commit.clone() }).await;
+            if !self.is_signed_after_all(done.as_ref().err(), &mut signed).await? {
+                break done;
+            }
+        };
+        Ok(self.journaled(done).await?.of(manifest))
     }
 
     /// Ends a session without a commit.

@@ -19,7 +19,8 @@ use std::hash::{BuildHasher as _, Hasher as _};
 /// * `ptrace`: the right to trace child processes
 /// * `systemd`: `systemd-analyze`
 /// * `caddy`: the proxy `caddy`
-pub const CAPABILITIES: [&str; 8] = ["mounts", "loop-devices", "prlimit", "python", "gpu", "ptrace", "systemd", "caddy"];
+/// * `openssl`: the command `openssl`, version 3
+pub const CAPABILITIES: [&str; 9] = ["mounts", "loop-devices", "prlimit", "python", "gpu", "ptrace", "systemd", "caddy", "openssl"];
 
 /// The variable that lists the capabilities that this machine must have.
 const REQUIRE: &str = "PF_REQUIRE";

@@ -144,6 +144,7 @@ impl<'a> Rows<'a> {
             pin: None,
             marks: vec![],
             audit: None,
+            signed: None,
         };
         self.metadata.commit(push, commit).await?;
         Ok(manifest)

@@ -35,7 +35,7 @@ pub(super) async fn find(agent: &Agent, request: &RestoreRequest) -> Result<Foun
     let registry = registry.ok_or_else(|| {
         Error::Invalid("the reference names no registry and the agent has none; name one, or restore from the local store (--local)".into())
     })?;
-    let remote = agent.config().remote(registry)?;
+    let remote = agent.config().remote_to_pull_from(registry)?;
     let (store, tag) = (agent.store().clone(), selector.tag().cloned());
     let destination = Destination::Store { store, repository: repository.clone(), tag };
     match pfr_client::pull(&remote, repository, &selector, &destination, &Progress::default()).await {

@@ -4,6 +4,7 @@ mod engines;
 mod login;
 mod names;
 mod reference;
+mod signing;
 mod transfer;
 mod upkeep;
 
@@ -11,6 +12,7 @@ pub use engines::{DrainArgs, Match, Restore, SequencesArgs, Snapshot, WhenToPush
 pub use login::{Login, LoginAt};
 pub use names::{Diff, Fork, Inspect, Log, Ls, Prune, Rm, TagArgs};
 pub use reference::{Expected, Relative, Target, repository_of};
+pub use signing::{Keygen, Sign, Signing, SigningCommand};
 pub use transfer::{Encode, Import, Pull, Push};
 pub use upkeep::{Completions, Df, Gc, Pin, Retention, RetentionCommand, Scrub, Stats, TaskCommand, Tasks, Verify};
 
@@ -154,8 +156,13 @@ pub enum Command {
     /// Keep a snapshot in the local store, however large the store is
     #[command(after_help = upkeep::PIN_EXAMPLES)]
     Pin(Pin),
-    /// Verify a snapshot: every byte is read and hashed
+    /// Verify a snapshot: every byte is read and hashed, or with --key its signature is checked
     Verify(Verify),
+    /// Sign a snapshot
+    #[command(after_help = signing::SIGN_EXAMPLES)]
+    Sign(Sign),
+    /// Make a pair of keys for signatures
+    Keygen(Keygen),
     /// Check every stored byte, and list damaged blobs
     #[command(after_help = upkeep::SCRUB_EXAMPLES)]
     Scrub(Scrub),
@@ -165,6 +172,9 @@ pub enum Command {
     /// Show and set what the registry deletes by itself, and have it done now
     #[command(after_help = upkeep::RETENTION_EXAMPLES)]
     Retention(Retention),
+    /// Show and set which tags of the registry need signed snapshots
+    #[command(after_help = signing::SIGNING_EXAMPLES)]
+    Signing(Signing),
     /// List the engines whose state this host's capture agent can take and restore
     Engines(AgentAt),
     /// List the sequences of an engine that can be captured, and what its requests saved

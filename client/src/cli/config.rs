@@ -57,6 +57,9 @@ layered! {
         /// How pages of directories are encoded when they are pushed
         #[arg(skip)]
         pub compression: Option<Compression>,
+        /// File with public keys of which one must have signed what is pulled
+        #[arg(skip)]
+        pub verify_key: Option<PathBuf>,
     }
 }
 
@@ -77,7 +80,7 @@ impl Overrides {
 
     fn parse(text: &str) -> Result<Self, String> {
         let config: Self = pfr_service::settings::read(text)?;
-        for (name, path) in [("store", &config.store), ("tls-ca", &config.tls_ca)] {
+        for (name, path) in [("store", &config.store), ("tls-ca", &config.tls_ca), ("verify-key", &config.verify_key)] {
             // No shell expands a ~ in the file, and the meaning of a relative path would depend on
             // the working directory.
             if let Some(path) = path.as_ref().filter(|path| !path.is_absolute()) {

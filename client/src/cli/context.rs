@@ -10,6 +10,7 @@ use super::suggest::{Flags, Suggestion};
 use super::usage;
 use pfr_client::{AgentClient, Remote, RemoteOptions, Site, StoredTokens, same_server};
 use pfr_schema::codec::Compression;
+use pfr_schema::signature::PublicKey;
 use pfr_schema::{ErrorCode, Reference};
 use pfr_service::{Secret, UserDirs};
 use pfr_store::{Options, Store};
@@ -229,6 +230,13 @@ impl Context {
     /// How directories are encoded: as given, else as in the configuration file, else the default.
     pub fn compression(&self, given: Option<Compression>) -> Compression {
         given.or(self.settings.all.compression).unwrap_or_default()
+    }
+
+    /// Keys of which one must have signed what is pulled: those of the file that is given, else of
+    /// the one in the configuration file, else none.
+    pub fn verify_keys(&self, given: Option<&Path>) -> Result<Option<Vec<PublicKey>>, Failure> {
+        let given = given.filter(|path| !path.as_os_str().is_empty()).or(self.settings.all.verify_key.as_deref());
+        Ok(given.map(pfr_client::public_keys).transpose()?)
     }
 
     fn store_dir(&self) -> Result<&Path, Failure> {

@@ -296,6 +296,9 @@ fn text_hint(code: ErrorCode) -> Option<&'static str> {
         ErrorCode::LengthMismatch => "the snapshot's documents do not fit its blobs; nothing of the snapshot became visible",
         ErrorCode::CorruptStore => "push the snapshot again from a good copy: that heals the store",
         ErrorCode::MissingBlobs => "the source is not complete; push from a copy that has every page",
+        ErrorCode::SignatureRequired => {
+            "push with --sign-key, or sign the snapshot by its digest and put the tag then; a pull needs --verify-key with the signer's public key"
+        }
         ErrorCode::PushUnknown => "the upload's lease ended; run the same command again: it sends what is missing",
         ErrorCode::Denied => "the token does not cover this repository or action; ask the registry's operator for one that does",
         ErrorCode::Overloaded | ErrorCode::RateLimited | ErrorCode::Timeout => {

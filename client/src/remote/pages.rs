@@ -22,6 +22,7 @@ pub trait Entry {
 
 impl Entry for pfr_schema::api::RepositoryInfo {}
 impl Entry for pfr_schema::api::TagInfo {}
+impl Entry for pfr_schema::api::SignatureManifest {}
 impl Entry for pfr_schema::api::SnapshotSummary {
     fn names(&self) -> usize {
         1 + self.parents.len() + self.tags.len()

@@ -4,6 +4,7 @@
 use crate::common::agent::{Answer, agent, captured, push as agent_push};
 use crate::common::sample::{SMALL, directory};
 use crate::common::{Registry, pf, push_dir};
+use pfr_schema::signature::PublicKey;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt as _;
@@ -129,6 +130,14 @@ async fn sizes_end_in_bytes_and_moments_are_rfc_3339_in_every_command() {
     std::fs::write(&tokens, "[1, 2, 3]").unwrap();
     let policies = dir.path().join("policies.json");
     std::fs::write(&policies, r#"{"policies": [{"name": "all", "repositories": "*", "max_age_seconds": 1}]}"#).unwrap();
+    let (key, signing) = (dir.path().join("a.key"), dir.path().join("signing.json"));
+    std::fs::write(
+        &signing,
+        json!({"policies": [{"name": "v", "repositories": "*", "tags": ["v*"], "keys": [PublicKey::new([1; 32])]}]}).to_string(),
+    )
+    .unwrap();
+    let (key, signing) = (key.to_str().unwrap(), signing.to_str().unwrap());
+    let public = format!("{key}.pub");
     let (agent, tokens, policies) = (socket.to_str().unwrap(), tokens.to_str().unwrap(), policies.to_str().unwrap());
     let fingerprint = pfr_schema::Digest::sha256(b"f").to_string();
     let mut seen = Vec::new();
@@ -161,6 +170,13 @@ async fn sizes_end_in_bytes_and_moments_are_rfc_3339_in_every_command() {
         &["tasks"],
         &["tasks", "pause", "compaction", "--for", "1h"],
         &["tasks", "resume", "compaction"],
+        &["keygen", key],
+        &["sign", "team/agent:a", "--key", key],
+        &["sign", "team/agent:a", "--key", key, "--local"],
+        &["verify", "team/agent:a", "--key", &public],
+        &["inspect", "team/agent:a"],
+        &["signing"],
+        &["signing", "set", signing],
         &["retention"],
         &["retention", "set", policies],
         &["retention", "run", "--dry-run"],
@@ -198,6 +214,7 @@ async fn sizes_end_in_bytes_and_moments_are_rfc_3339_in_every_command() {
     assert!(without.is_empty(), "no case for these commands of `pf --help`: {without:?}");
     for name in [
         "pushed_at",
+        "signed_at",
         "updated_at",
         "finished_at",
         "logical_bytes",

@@ -20,6 +20,7 @@ mod push;
 mod refusals;
 mod retries;
 mod scrub;
+mod signing;
 mod slow_answers;
 mod slow_push;
 mod tls;

@@ -320,7 +320,8 @@ impl Trail {
         let changes = matches!(operation.when, When::InTransaction | When::Before);
         // A limit refuses changes. It also hides the refusals of a caller without a valid token
         // that is refused too often: these are refusals for lack of permission.
-        let lacks_permission = matches!(code, ErrorCode::Unauthorized | ErrorCode::Denied | ErrorCode::TagImmutable);
+        let lacks_permission =
+            matches!(code, ErrorCode::Unauthorized | ErrorCode::Denied | ErrorCode::TagImmutable | ErrorCode::SignatureRequired);
         let is_refusal = is_hidden || lacks_permission || (is_limited && (changes || !is_known));
         // A request that was turned away before anything was tried is no failed change.
         let has_failed = is_known && ((changes && !TURNED_AWAY.contains(&code)) || code == ErrorCode::QuotaExceeded);

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 /// Operations that change something in one transaction, which writes their record too.
-const CHANGES: [&str; 14] = [
+const CHANGES: [&str; 16] = [
     "commit",
     "put_tag",
     "delete_tag",
@@ -17,6 +17,8 @@ const CHANGES: [&str; 14] = [
     "delete_domain",
     "set_quota",
     "set_retention",
+    "sign",
+    "set_signing",
     "create_token",
     "revoke_token",
     "PUT /v2/{repo}/manifests/{reference}",

@@ -5,7 +5,7 @@ use super::names::Names;
 use super::order::{Lineage, parents_first};
 use super::report::{Conflict, NotCopied, Report};
 use pfr_client::{Destination, Progress, PushTarget, Result, Site, Source};
-use pfr_schema::api::{SnapshotSummary, TagState};
+use pfr_schema::api::{NewSignature, SignatureManifest, SnapshotSummary, TagState};
 use pfr_schema::codec::Compression;
 use pfr_schema::pattern::matches;
 use pfr_schema::{Digest, ErrorCode, RepositoryName, Selector, Tag};
@@ -103,6 +103,8 @@ impl Pass<'_> {
                 Err(error) => self.note(repository, Some(*snapshot), error)?,
             }
         }
+        // Before tags, which the target may put only on what is signed.
+        self.signatures(repository, &held).await?;
         let lineage = Lineage::new(&here, &there);
         for (tag, to) in here.tags.iter().filter(|(_, to)| held.contains(*to)) {
             let seen = there.tags.get(tag).copied();
@@ -139,6 +141,44 @@ impl Pass<'_> {
         self.report.blobs += moved.blobs;
         self.report.bytes += moved.bytes;
         Ok(())
+    }
+
+    /// Copies the signatures that the target lacks of snapshots that it holds: those that came
+    /// later, and those of a snapshot that was pushed and not pulled.
+    async fn signatures(&mut self, repository: &RepositoryName, held: &HashSet<Digest>) -> Result<()> {
+        let here = none_if_unknown(self.source.signature_list(repository).await)?;
+        if here.is_empty() {
+            return Ok(());
+        }
+        let there: HashSet<SignatureManifest> = none_if_unknown(self.destination.signature_list(repository).await)?.into_iter().collect();
+        let lacking = here.iter().filter(|row| held.contains(&row.snapshot) && !there.contains(*row));
+        let lacking: BTreeSet<Digest> = lacking.map(|row| row.snapshot).collect();
+        for snapshot in lacking {
+            match self.copy_signatures(repository, &snapshot).await {
+                Ok(copied) => self.report.signatures_copied += copied,
+                Err(error) if is_gone(&error) => {}
+                // A target of an older version keeps none.
+                Err(error) if error.code() == ErrorCode::NotFound => {
+                    tracing::warn!(%repository, %snapshot, "mirror: signatures not copied, the target is of an older version");
+                }
+                Err(error) => self.note(repository, Some(snapshot), error)?,
+            }
+        }
+        Ok(())
+    }
+
+    async fn copy_signatures(&self, repository: &RepositoryName, snapshot: &Digest) -> Result<u64> {
+        let selector = Selector::Digest(*snapshot);
+        let (_, here) = self.source.signatures(repository, &selector).await?;
+        let (_, there) = self.destination.signatures(repository, &selector).await?;
+        let new = here.into_iter().filter(|signature| !there.contains(signature)).map(NewSignature::from);
+        // Any image may be at the tag of signatures, and say anything.
+        let new: Vec<NewSignature> = new.filter(|new| new.check(snapshot).is_ok()).collect();
+        let count = new.len() as u64;
+        if count > 0 {
+            self.destination.add_signatures(repository, snapshot, new).await?;
+        }
+        Ok(count)
     }
 
     async fn still_there(&self, repository: &RepositoryName, snapshot: &Digest) -> Result<bool> {

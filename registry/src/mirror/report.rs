@@ -44,6 +44,8 @@ pub struct Report {
     pub snapshots_skipped: u64,
     /// Snapshots deleted at the target.
     pub snapshots_deleted: u64,
+    /// Signatures that the target lacked and now has, without those that came with their snapshot.
+    pub signatures_copied: u64,
     /// Tags made or moved.
     pub tags_moved: u64,
     /// Tags deleted at the target, without those that were deleted with their snapshot.

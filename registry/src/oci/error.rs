@@ -47,7 +47,7 @@ fn words(failure: &ApiError, route: &str) -> (&'static str, StatusCode) {
     use ErrorCode::*;
     let code = match failure.code {
         Unauthorized => "UNAUTHORIZED",
-        Denied | QuotaExceeded | TagImmutable => "DENIED",
+        Denied | QuotaExceeded | TagImmutable | SignatureRequired => "DENIED",
         RateLimited => "TOOMANYREQUESTS",
         RepositoryUnknown | DomainUnknown | NotFound => "NAME_UNKNOWN",
         SnapshotUnknown | TagUnknown => "MANIFEST_UNKNOWN",
@@ -95,6 +95,7 @@ mod tests {
         assert_eq!(of(ErrorCode::MissingBlobs, ""), ("MANIFEST_BLOB_UNKNOWN", 404));
         assert_eq!(of(ErrorCode::TooLarge, ""), ("SIZE_INVALID", 413));
         assert_eq!(of(ErrorCode::TagImmutable, blob), ("DENIED", 403));
+        assert_eq!(of(ErrorCode::SignatureRequired, blob), ("DENIED", 403));
         assert_eq!(of(ErrorCode::Overloaded, ""), ("UNAVAILABLE", 503));
         assert_eq!(of(ErrorCode::Internal, ""), ("UNKNOWN", 500));
     }

@@ -105,8 +105,9 @@ impl Tags {
                 seen.agreed = Some(there);
                 self.store.metadata().mark_followed(repository.clone(), tag.clone(), there).await?;
             }
-            // Another request moved the tag first. Its move stays. Or the tag is immutable here.
-            Err(error) if matches!(error.code(), ErrorCode::TagMoved | ErrorCode::TagImmutable) => {}
+            // Another request moved the tag first. Its move stays. Or the tag is immutable here, or
+            // nothing that it needs a signature of has signed what the upstream has.
+            Err(error) if matches!(error.code(), ErrorCode::TagMoved | ErrorCode::TagImmutable | ErrorCode::SignatureRequired) => {}
             Err(error) => return Err(error.into()),
         }
         Ok(())

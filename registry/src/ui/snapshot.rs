@@ -14,7 +14,7 @@ use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::Response;
 use maud::{Markup, html};
-use pfr_schema::api::{SnapshotDetail, SnapshotStats, SnapshotSummary};
+use pfr_schema::api::{Signature, SnapshotDetail, SnapshotStats, SnapshotSummary};
 use pfr_schema::checkpoint::{Checkpoint, Tensor};
 use pfr_schema::container::Container;
 use pfr_schema::snapshot::{Descriptor, Exactness, RANK, SnapshotConfig, TITLE};
@@ -70,6 +70,7 @@ pub(crate) async fn snapshot(
                 p { "Not recorded, though it could change the next token: " (config.unrecorded.join(", ")) }
             }
         }
+        (signatures(&detail.signatures, now))
         section {
             h2 id="costs" { "What it costs" }
             (costs(&stats))
@@ -153,6 +154,29 @@ fn tags(tags: &[Tag]) -> Markup {
             ul.tags aria-label="Tags" {
                 @for tag in tags.iter().take(TAGS) { li { (tag) } }
                 @if tags.len() > TAGS { li.more { (number((tags.len() - TAGS) as u64)) " more" } }
+            }
+        }
+    }
+}
+
+/// The signatures. Which keys are trusted is not known here.
+fn signatures(signatures: &[Signature], now: u64) -> Markup {
+    html! {
+        @if !signatures.is_empty() {
+            section {
+                h2 id="signatures" { "Signatures" }
+                ul {
+                    @for signature in signatures {
+                        li {
+                            @match &signature.key_id {
+                                Some(key) => { "key " (digest(key)) }
+                                None => { "a key that is not named" }
+                            }
+                            @if let Some(at) = signature.signed_at { ", " (ago(at, now)) }
+                        }
+                    }
+                }
+                p { "Keys and times are what the signers say. " code { "pf verify --key FILE" } " checks a signature." }
             }
         }
     }

@@ -12,6 +12,7 @@ pub(crate) mod pushes;
 pub(crate) mod quotas;
 pub(crate) mod repositories;
 pub(crate) mod retention;
+pub(crate) mod signing;
 pub(crate) mod snapshots;
 pub(crate) mod stats;
 pub(crate) mod tags;

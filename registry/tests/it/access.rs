@@ -5,6 +5,7 @@
 use crate::common::snapshot::{Snapshot, snapshot};
 use crate::common::{REPO, Registry, ok, problem};
 use pfr_schema::api::AuditOutcome;
+use pfr_schema::signature::{Payload, PublicKey};
 use pfr_schema::{AccessToken, Action, Digest, ErrorCode, Kind, api, media_type};
 use pfr_store::NewAccessToken;
 use reqwest::{Method, RequestBuilder, Response};
@@ -57,6 +58,7 @@ const TABLE: &[(&str, &str, About)] = &[
     ("GET /v1/gc", "admin", Domain),
     ("GET /v1/gc/{run}", "admin", Domain),
     ("GET /v1/repositories", "pull", Visible),
+    ("GET /v1/repositories/{repo}/signatures", "pull", Repository),
     ("GET /v1/repositories/{repo}/snapshots", "pull", Repository),
     ("GET /v1/repositories/{repo}/snapshots/{ref}", "pull", Repository),
     ("GET /v1/repositories/{repo}/snapshots/{ref}/diff/{other}", "pull", Repository),
@@ -66,6 +68,7 @@ const TABLE: &[(&str, &str, About)] = &[
     ("GET /v1/repositories/{repo}/tags", "pull", Repository),
     ("GET /v1/repositories/{repo}/tags/{tag}", "pull", Repository),
     ("GET /v1/retention", "admin", Domain),
+    ("GET /v1/signing", "admin", Domain),
     ("GET /v1/stats", "pull", Domain),
     ("GET /v1/tasks", "admin", Domain),
     ("GET /v1/tokens", "admin", Registry),
@@ -92,6 +95,7 @@ const TABLE: &[(&str, &str, About)] = &[
     ("POST /v1/repositories/{repo}/pushes", "push", Repository),
     ("POST /v1/repositories/{repo}/pushes/{id}/commit", "push", Repository),
     ("POST /v1/repositories/{repo}/pushes/{id}/missing", "push", Repository),
+    ("POST /v1/repositories/{repo}/snapshots/{ref}/signatures", "push", Repository),
     ("POST /v1/repositories/{repo}/snapshots/{ref}/verify", "pull", Repository),
     ("POST /v1/retention/run", "admin", Domain),
     ("POST /v1/scrub", "admin", Domain),
@@ -103,6 +107,7 @@ const TABLE: &[(&str, &str, About)] = &[
     ("PUT /v1/repositories/{repo}/pushes/{id}/frames", "push", Repository),
     ("PUT /v1/repositories/{repo}/tags/{tag}", "push", Repository),
     ("PUT /v1/retention", "admin", Domain),
+    ("PUT /v1/signing", "admin", Domain),
 ];
 
 /// The document and the list of pages are made from the router's own tables, and each action from
@@ -129,6 +134,8 @@ fn every_route_asks_for_the_action_in_the_table() {
 
 /// What the calls below are about.
 struct World {
+    /// The snapshot at the tag `base`.
+    base: Digest,
     fork: Snapshot,
     /// Push sessions: one to commit the fork with, one to abort.
     pushes: [String; 2],
@@ -150,7 +157,7 @@ impl World {
         let run: api::GcReport = ok(registry.post("/v1/gc", &json!({})).await).await;
         let _: api::DomainInfo = ok(registry.put("/v1/domains/acme", &json!({})).await).await;
         let spare = registry.token(&["spare:pull"]).await;
-        Self { fork: snapshot(10..30, vec![base.manifest]), pushes, uploads, run: run.id, spare }
+        Self { base: base.manifest, fork: snapshot(10..30, vec![base.manifest]), pushes, uploads, run: run.id, spare }
     }
 
     /// A call of each route that means something: in this order, a caller who may do everything has
@@ -175,9 +182,13 @@ impl World {
         let question = json!({"tokens": [1, 2], "fingerprint": Digest::sha256(b"")});
         let mut calls = Vec::new();
         let reads = ["/livez", "/metrics", "/openapi.json", "/readyz", "/v1/damaged", "/v1/domains", "/v1/gc", "/v1/repositories"];
-        let reads = reads.into_iter().chain(["/v1/audit", "/v1/retention", "/v1/stats", "/v1/tasks", "/v1/tokens", "/v1/usage"]).map(plain);
-        let reads =
-            reads.chain(["/snapshots", "/stats", "/tags"].map(repo)).chain(["", "/diff/base", "/lineage", "/page-manifest"].map(of_tag));
+        let reads = reads
+            .into_iter()
+            .chain(["/v1/audit", "/v1/retention", "/v1/signing", "/v1/stats", "/v1/tasks", "/v1/tokens", "/v1/usage"])
+            .map(plain);
+        let reads = reads
+            .chain(["/signatures", "/snapshots", "/stats", "/tags"].map(repo))
+            .chain(["", "/diff/base", "/lineage", "/page-manifest"].map(of_tag));
         let reads = reads.chain([tag("base"), given("/v1/gc/{run}", &self.run), given("/v1/domains/{domain}", "acme")]);
         let quota = || given("/v1/domains/{domain}/quota", "acme");
         let pages =
@@ -187,6 +198,9 @@ impl World {
         calls.extend(reads.map(|path| Call::new(Method::GET, path, Body::None)));
         let of_base = json!({"snapshot": "base"});
         let policies = json!({"policies": [{"name": "none", "repositories": "none/*", "keep_last": 1, "immutable_tags": ["v*"]}]});
+        let payload = Payload { snapshot: self.base, repository: REPO.to_owned(), key_id: None, signed_at: None };
+        let signed = json!({"signatures": [api::NewSignature::new(payload.to_text(), &[1; 64])]});
+        let signing = json!({"policies": [{"name": "none", "repositories": "none/*", "keys": [PublicKey::new([1; 32])]}]});
         calls.extend([
             Call::new(Method::POST, repo("/match"), Body::Json(question)),
             Call::new(Method::POST, of_tag("/verify"), Body::None),
@@ -209,6 +223,8 @@ impl World {
             Call::new(Method::PUT, quota(), Body::Json(json!({"snapshots": 5}))),
             Call::new(Method::PUT, plain("/v1/retention"), Body::Json(policies)),
             Call::new(Method::POST, plain("/v1/retention/run"), Body::Json(json!({}))),
+            Call::new(Method::POST, of_tag("/signatures"), Body::Json(signed)),
+            Call::new(Method::PUT, plain("/v1/signing"), Body::Json(signing)),
             Call::new(Method::DELETE, given("/v1/domains/{domain}", "acme"), Body::None),
             Call::new(Method::POST, plain("/v1/tokens"), Body::Json(json!({"label": "new", "scopes": ["new:pull"]}))),
             Call::new(Method::DELETE, given("/v1/tokens/{token}", self.spare.id().as_str()), Body::None),
@@ -508,6 +524,8 @@ async fn every_route_refuses_every_caller_but_the_right_one_and_a_refusal_change
         "put_tag",
         "revoke_token",
         "set_retention",
+        "set_signing",
+        "sign",
     ];
     // That of `set_quota` is in the log of the domain, which is deleted.
     assert_eq!(recorded(&registry, AuditOutcome::Done).await, changes.map(str::to_owned).into());

@@ -28,6 +28,7 @@ mod rates;
 mod retention;
 mod round_trip;
 mod shutdown;
+mod signing;
 mod slow;
 mod tasks;
 mod tls;

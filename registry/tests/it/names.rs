@@ -334,6 +334,7 @@ async fn a_change_whose_process_ended_before_the_journal_is_journaled_when_it_is
             pin: None,
             marks: vec![],
             audit: None,
+            signed: None,
         };
         metadata.commit(PushId(id.clone()), commit).await.unwrap();
         let body = json!({"manifest": third.manifest, "tag": "third", "if_tag_is": "absent"});
@@ -348,7 +349,7 @@ async fn a_change_whose_process_ended_before_the_journal_is_journaled_when_it_is
         let once = Once { session: PushId(key.clone()), request };
         let moves = vec![TagMove { tag: tag("new"), expected: Some(TagState::Absent) }];
         let change = NameChange::PutTags { snapshot: second, moves };
-        metadata.change_names(repository(), change, Some(once), Duration::from_secs(600), None).await.unwrap();
+        metadata.change_names(repository(), change, Some(once), Duration::from_secs(600), None, None).await.unwrap();
         assert!(!metadata.unjournaled(10).await.unwrap().is_empty());
         let _: api::TagInfo = ok(world.send(Method::PUT, "tags/new", Some(&key), &body).await).await;
         assert_eq!(world.comes_back("new").await, Some(second));

@@ -1,7 +1,7 @@
 //! The API's document is what clients are written against: a change of it is a decision, not an
 //! accident.
 
-use pfr_schema::api::RetentionPolicies;
+use pfr_schema::api::{RetentionPolicies, SigningPolicies};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -224,6 +224,9 @@ fn lists_and_numbers_in_request_bodies_have_the_bounds_that_the_registry_keeps()
         "set_retention.policies[].keep_last" => json!([1, RetentionPolicies::MOST_LAST]),
         "set_retention.policies[].max_age_seconds" => json!([1, RetentionPolicies::MOST_SECONDS]),
         place if place.starts_with("set_retention.") => json!([null, RetentionPolicies::MOST]),
+        "set_signing.policies[].keys" => json!([1, SigningPolicies::MOST]),
+        place if place.starts_with("set_signing.") => json!([null, SigningPolicies::MOST]),
+        "sign.signatures" => json!([null, pfr_schema::signature::MOST]),
         _ => json!([null, config.max_digests]),
     };
     for (place, schema) in &found {

@@ -5,6 +5,7 @@ use crate::access::{AccessScope, AccessTokenId};
 use crate::digest::Digest;
 use crate::name::{DomainName, RepositoryName, Selector, Tag};
 use crate::pattern::Pattern;
+use crate::signature::PublicKey;
 use utoipa::openapi::schema::{ArrayBuilder, ObjectBuilder, SchemaType, Type};
 use utoipa::openapi::{RefOr, Schema};
 use utoipa::{PartialSchema, ToSchema};
@@ -50,6 +51,11 @@ string_schema!(
 );
 string_schema!(DomainName, "^[a-z0-9]+((_|__|-+)[a-z0-9]+)*$", "acme", min_length = 1, max_length = 40);
 string_schema!(Pattern, "^[A-Za-z0-9*._/-]{1,255}$", "team/*");
+string_schema!(
+    PublicKey,
+    "^-----BEGIN PUBLIC KEY-----",
+    "-----BEGIN PUBLIC KEY-----\nMCowBQYDK2VwAyEAGb9ECWmEzf6FQbrBZ9w7lshQhqowtrbLDFw4rXAxZuE=\n-----END PUBLIC KEY-----\n"
+);
 string_schema!(AccessTokenId, "^[0-9a-f]{16}$", "0193a7c2e41f0b5d");
 string_schema!(AccessScope, r"^[A-Za-z0-9*._/-]{1,255}:(pull|push|delete|admin)(,(pull|push|delete|admin))*$", "team/*:pull,push");
 

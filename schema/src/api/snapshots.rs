@@ -45,6 +45,9 @@ api! {
         /// Its page trees.
         #[cfg_attr(feature = "openapi", schema(value_type = Vec<Object>))]
         pub trees: Vec<PageTree>,
+        /// Its signatures, at most 100; none from a registry of an older version.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        pub signatures: Vec<super::Signature>,
     }
 
     /// A snapshot and everything above it in the repository.

@@ -39,7 +39,7 @@ impl From<SnapshotRow> for api::SnapshotSummary {
 }
 
 impl Store {
-    /// A snapshot with its manifest, configuration and page trees.
+    /// A snapshot with its manifest, configuration, page trees and signatures.
     ///
     /// # Errors
     /// [`crate::Error::SnapshotUnknown`], [`crate::Error::Corrupt`].
@@ -53,7 +53,8 @@ impl Store {
             SnapshotConfig::default()
         };
         let trees = self.trees(&manifest).await?;
-        Ok(api::SnapshotDetail { summary, manifest, config, trees })
+        let signatures = self.signatures(repository, digest).await?;
+        Ok(api::SnapshotDetail { summary, manifest, config, trees, signatures })
     }
 
     /// The page trees that a manifest lists.

@@ -1,7 +1,7 @@
 //! Commits: a manifest becomes a snapshot, its tag moves, the session ends.
 
 use super::arguments::check_artifact_type;
-use super::names::{Target, lock_with_targets, note, put_tags_at};
+use super::names::{Allowed, Target, lock_with_targets, note, put_tags_at};
 use super::quota::Growth;
 use super::sessions::{LivePush, find_session, live_push};
 use super::snapshots::{pin_row, used};
@@ -76,8 +76,8 @@ async fn commit_now<T: Tx>(tx: &mut T, push: &PushId, commit: &Commit) -> Outcom
         }
     };
     let target = Target { manifest, object, digest };
-    let overrides = commit.audit.as_ref().is_some_and(|entry| entry.overrides);
-    records.extend(put_tags_at(tx, (repository, &name), target, commit.tag.as_slice(), before, overrides).await?);
+    let allowed = Allowed::new(commit.audit.as_ref(), commit.signed.as_ref());
+    records.extend(put_tags_at(tx, (repository, &name), target, commit.tag.as_slice(), before, allowed).await?);
     if let Some(pin) = commit.pin {
         pin_row(tx, manifest, pin, true).await?;
     }

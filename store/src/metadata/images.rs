@@ -3,17 +3,18 @@
 //! An image is a row of `manifests` as a snapshot is one, with the same tags, references, journal
 //! and audit log. The lists of snapshots leave it out.
 
-use super::arguments::{at_most, check_artifact_type, cursor, one_more, paged};
+use super::arguments::{at_most, check_artifact_type, cursor, numbered, one_more, paged};
 use super::commit::insert_snapshot;
-use super::names::{Target, lock_with_targets, note, put_tags_at, visible};
+use super::names::{Allowed, Target, lock_with_targets, note, put_tags_at, visible};
 use super::quota::Growth;
 use super::sessions::{LivePush, close_push, live_push};
 use super::snapshots::{find_manifest, used};
 use super::sql::values;
 use super::tx::{Outcome, Tx};
-use super::{ManifestName, ManifestRow, NewImage, ObjectId, Page, PushId, TagMove, audit_log, blobs, children, quota};
+use super::{ManifestName, ManifestRow, NewImage, ObjectId, Page, PushId, SignatureManifest, audit_log, blobs, children, quota};
 use crate::error::Error;
 use pfr_schema::journal::Record;
+use pfr_schema::signature::{ARTIFACT, signed_by, tag_of};
 use pfr_schema::{Digest, Kind, RepositoryName, Tag};
 use std::collections::BTreeSet;
 
@@ -24,8 +25,7 @@ pub(super) async fn put<T: Tx>(tx: &mut T, push: &PushId, image: &NewImage) -> O
     let unknown = || Error::BlobUnknown { digest, kind: Kind::Image };
     let find = "SELECT id FROM objects WHERE digest = $1";
     let object: ObjectId = tx.first(find, values![&digest]).await?.ok_or_else(unknown)?;
-    let moves: Vec<TagMove> = image.tags.iter().map(|tag| TagMove { tag: tag.clone(), expected: None }).collect();
-    let before = lock_with_targets(tx, repository, object, &moves).await?;
+    let before = lock_with_targets(tx, repository, object, &image.moves).await?;
     // Read only now, when a transaction that collected or quarantined it has ended.
     let find = "SELECT o.kind, o.size, o.refs, c.logical_bytes, c.new_bytes, c.children
                 FROM objects o JOIN containers c ON c.object = o.id WHERE o.id = $1 AND o.health = 0";
@@ -61,14 +61,14 @@ pub(super) async fn put<T: Tx>(tx: &mut T, push: &PushId, image: &NewImage) -> O
         }
     };
     let target = Target { manifest, object, digest };
-    let overrides = image.audit.as_ref().is_some_and(|entry| entry.overrides);
-    records.extend(put_tags_at(tx, (repository, &name), target, &moves, before, overrides).await?);
+    let allowed = Allowed::new(image.audit.as_ref(), image.signed.as_ref());
+    records.extend(put_tags_at(tx, (repository, &name), target, &image.moves, before, allowed).await?);
     close_push(tx, push).await?;
     if existing.is_none() {
         quota::grow(tx, Growth { snapshots: 1, ..Growth::default() }).await?;
     }
     note(tx, &records).await?;
-    let (is_new, tags) = (existing.is_none(), image.tags.iter().collect::<Vec<&Tag>>());
+    let (is_new, tags) = (existing.is_none(), image.moves.iter().map(|moved| &moved.tag).collect::<Vec<&Tag>>());
     audit_log::note(tx, image.audit.as_ref(), is_new, |record| audit_log::about_names(record, &name, Some(digest), &tags)).await?;
     Ok(is_new)
 }
@@ -150,4 +150,68 @@ pub(super) async fn referrers<T: Tx>(
                 WHERE r.name = $1 AND m.subject = $2 AND ($3 IS NULL OR COALESCE(m.artifact_type, '') = $3) AND m.id > $4 ORDER BY m.id LIMIT $5";
     let rows: Vec<(i64, Digest, u64)> = tx.query(find, values![repository, subject, artifact_type, after, at_most(limit)]).await?;
     Ok(rows.into_iter().map(|(id, digest, size)| ManifestRow { id, digest, size }).collect())
+}
+
+/// A manifest with signatures.
+pub(super) struct SignatureRow {
+    pub manifest: i64,
+    pub object: ObjectId,
+    pub digest: Digest,
+    size: u64,
+}
+
+/// Manifests with signatures of `subject`, oldest first: those that refer to it, and the one at the
+/// tag by which cosign finds them.
+pub(super) async fn signatures_of<T: Tx>(tx: &mut T, repository: i64, subject: &Digest, limit: usize) -> Outcome<Vec<SignatureRow>> {
+    let find = "SELECT m.id, m.object, o.digest, o.size FROM manifests m JOIN objects o ON o.id = m.object
+                WHERE m.is_image AND m.id IN (SELECT s.id FROM manifests s WHERE s.repository = $1 AND s.subject = $2 AND s.artifact_type = $3
+                                              UNION SELECT t.manifest FROM tags t WHERE t.repository = $1 AND t.name = $4)
+                ORDER BY m.id LIMIT $5";
+    let tag = tag_of(subject);
+    let tag = tag.as_ref().map_or("", Tag::as_str);
+    let rows: Vec<(i64, ObjectId, Digest, u64)> = tx.query(find, values![repository, subject, ARTIFACT, tag, at_most(limit)]).await?;
+    Ok(rows.into_iter().map(|(manifest, object, digest, size)| SignatureRow { manifest, object, digest, size }).collect())
+}
+
+pub(super) async fn signature_manifests<T: Tx>(
+    tx: &mut T,
+    repository: &RepositoryName,
+    subject: &Digest,
+    limit: usize,
+) -> Outcome<Vec<ManifestRow>> {
+    let id: Option<i64> = tx.first("SELECT id FROM repositories WHERE name = $1", values![repository]).await?;
+    let Some(id) = id else { return Ok(Vec::new()) };
+    let rows = signatures_of(tx, id, subject, limit).await?;
+    Ok(rows.into_iter().map(|SignatureRow { manifest: id, digest, size, .. }| ManifestRow { id, digest, size }).collect())
+}
+
+pub(super) async fn signature_list<T: Tx>(
+    tx: &mut T,
+    repository: &RepositoryName,
+    after: Option<&str>,
+    limit: usize,
+) -> Outcome<Page<SignatureManifest>> {
+    type Row = (i64, Digest, Option<Digest>, Option<String>);
+    let id = visible(tx, repository).await?;
+    let find = "SELECT m.id, o.digest, CASE WHEN m.artifact_type = $2 THEN m.subject ELSE NULL END,
+                  (SELECT MIN(t.name) FROM tags t WHERE t.manifest = m.id AND t.name LIKE 'sha256-%.sig')
+                FROM manifests m JOIN objects o ON o.id = m.object
+                WHERE m.repository = $1 AND m.id > $3 AND m.is_image AND ((m.artifact_type = $2 AND m.subject IS NOT NULL)
+                  OR EXISTS (SELECT 1 FROM tags t WHERE t.manifest = m.id AND t.name LIKE 'sha256-%.sig'))
+                ORDER BY m.id LIMIT $4";
+    let listed = |(_, manifest, subject, tag): Row| {
+        let by_tag = || signed_by(&tag?.parse().ok()?);
+        Some(SignatureManifest { snapshot: subject.or_else(by_tag)?, manifest })
+    };
+    let mut from = numbered(after, 0)?;
+    loop {
+        let rows: Vec<Row> = tx.query(find, values![id, ARTIFACT, from, one_more(limit)]).await?;
+        let page = paged(rows, limit, |row| row.0.to_string());
+        from = page.rows.last().map_or(from, |row| row.0);
+        let rows: Vec<SignatureManifest> = page.rows.into_iter().filter_map(listed).collect();
+        // A reader takes an empty page that leads to another for a list without an end.
+        if !rows.is_empty() || page.next.is_none() {
+            return Ok(Page { rows, next: page.next });
+        }
+    }
 }

@@ -43,6 +43,7 @@ mod retention;
 mod rows;
 mod runs;
 mod sessions;
+mod signing;
 pub(crate) mod small;
 mod snapshots;
 pub(crate) mod sql;
@@ -139,8 +140,10 @@ macro_rules! metadata_transactions {
             /// # Errors
             /// [`crate::Error::TagImmutable`] if a retention policy keeps one where it is; so do
             /// all changes here that move or delete tags, but those of an administrator.
+            /// [`crate::Error::SignatureRequired`] if a signing policy asks for more than `signed`
+            /// says; so do all changes here that put tags.
             put_tags(repository: RepositoryName, snapshot: Digest, moves: Vec<TagMove>) -> ()
-                = GROW |tx| names::put_tags(tx, repository, snapshot, moves, false);
+                = GROW |tx| names::put_tags(tx, repository, snapshot, moves, names::Allowed::default());
             /// Makes a change of tags or snapshots. With `once`, while the lease of its session
             /// lasts, the same change again does nothing and answers as the first did. With
             /// `audit`, a change that was made is in the audit log, in the same transaction.
@@ -148,8 +151,9 @@ macro_rules! metadata_transactions {
             /// # Errors
             /// Those of the change, which then may be asked for again; [`crate::Error::Invalid`] if
             /// the session stands for something else.
-            change_names(repository: RepositoryName, change: NameChange, once: Option<Once>, lease: Duration, audit: Option<AuditEntry>) -> ()
-                = COMPOSED |database| names::change_names(database, repository, change, once, lease, audit);
+            change_names(repository: RepositoryName, change: NameChange, once: Option<Once>, lease: Duration, audit: Option<AuditEntry>, signed: Option<Signed>)
+                -> ()
+                = COMPOSED |database| names::change_names(database, repository, change, once, lease, audit, signed);
             /// Notes that a tag that points at `at` was put there because an upstream has it there;
             /// the next move forgets it. Nothing happens if it points elsewhere by now.
             mark_followed(repository: RepositoryName, tag: Tag, at: Digest) -> () = GROW |tx| names::mark_followed(tx, repository, tag, at);
@@ -430,6 +434,18 @@ macro_rules! metadata_transactions {
             /// Sets the retention policies of this domain, all at once.
             set_retention(policies: RetentionPolicies, audit: Option<AuditEntry>) -> ()
                 = WRITE |tx| retention::set(tx, policies, audit.as_ref());
+            /// The signing policies of this domain.
+            signing() -> Signing = READ |tx| signing::signing(tx);
+            /// Sets the signing policies of this domain, all at once.
+            set_signing(policies: SigningPolicies, audit: Option<AuditEntry>) -> ()
+                = WRITE |tx| signing::set(tx, policies, audit.as_ref());
+            /// Manifests with signatures of a manifest of the repository, which need not be there,
+            /// oldest first.
+            signature_manifests(repository: RepositoryName, subject: Digest, limit: usize) -> Vec<ManifestRow>
+                = READ |tx| images::signature_manifests(tx, repository, subject, *limit);
+            /// All manifests with signatures, oldest first.
+            signature_list(repository: RepositoryName, after: Option<String>, limit: usize) -> Page<SignatureManifest>
+                = READ |tx| images::signature_list(tx, repository, after.as_deref(), *limit);
             /// Snapshots of a repository that its images list; none if there is no such repository.
             listed_snapshots(repository: RepositoryName) -> Vec<Digest> = SNAPSHOT |tx| images::listed_snapshots(tx, repository);
             /// Deletes a snapshot that a policy chose, with its tags, unless its tags or the

@@ -11,7 +11,7 @@ use super::sessions::{find_session, millis};
 use super::snapshots::{delete_snapshot, manifest_row};
 use super::sql::{Sql, values};
 use super::tx::{Backend, Fail, Mode, Outcome, Tx};
-use super::{AuditEntry, Ended, NameChange, ObjectId, Once, TagMove, audit_log, retention};
+use super::{AuditEntry, Ended, NameChange, ObjectId, Once, Signed, TagMove, audit_log, retention, signing};
 use crate::error::{Error, Result};
 use pfr_schema::api::TagState;
 use pfr_schema::journal::Record;
@@ -27,18 +27,19 @@ pub(super) async fn change_names<B: Backend>(
     once: Option<Once>,
     lease: Duration,
     audit: Option<AuditEntry>,
+    signed: Option<Signed>,
 ) -> Result<()> {
     let mode = if matches!(change, NameChange::PutTags { .. }) { Mode::GROW } else { Mode::WRITE };
-    let job = (repository, change, once, lease, audit);
+    let job = (repository, change, once, lease, audit, signed);
     backend
-        .run(mode, job, |tx, (repository, change, once, lease, audit)| {
+        .run(mode, job, |tx, (repository, change, once, lease, audit, signed)| {
             Box::pin(async move {
                 if let Some(once) = once
                     && !is_first(tx, repository, change, once, *lease).await?
                 {
                     return Ok(());
                 }
-                make(tx, repository, change, audit.as_ref().is_some_and(|entry| entry.overrides)).await?;
+                make(tx, repository, change, Allowed::new(audit.as_ref(), signed.as_ref())).await?;
                 audit_log::note(tx, audit.as_ref(), true, |record| audit_log::about_change(record, repository, change)).await
             })
         })
@@ -61,11 +62,26 @@ async fn is_first<T: Tx>(tx: &mut T, repository: &RepositoryName, change: &NameC
     if opened == 0 { Err(Fail::Again) } else { Ok(true) }
 }
 
-async fn make<T: Tx>(tx: &mut T, repository: &RepositoryName, change: &NameChange, overrides: bool) -> Outcome<()> {
+/// What policies let a change do.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Allowed<'a> {
+    /// It moves and deletes immutable tags.
+    overrides: bool,
+    /// Signing policies that its manifest satisfies.
+    signed: Option<&'a Signed>,
+}
+
+impl<'a> Allowed<'a> {
+    pub(super) fn new(audit: Option<&AuditEntry>, signed: Option<&'a Signed>) -> Self {
+        Self { overrides: audit.is_some_and(|entry| entry.overrides), signed }
+    }
+}
+
+async fn make<T: Tx>(tx: &mut T, repository: &RepositoryName, change: &NameChange, allowed: Allowed<'_>) -> Outcome<()> {
     match change {
-        NameChange::PutTags { snapshot, moves } => put_tags(tx, repository, snapshot, moves, overrides).await,
-        NameChange::DeleteTag { tag, expected } => delete_tag(tx, repository, tag, *expected, overrides).await,
-        NameChange::DeleteSnapshot { snapshot, etag } => delete_snapshot(tx, repository, snapshot, etag.as_ref(), overrides).await,
+        NameChange::PutTags { snapshot, moves } => put_tags(tx, repository, snapshot, moves, allowed).await,
+        NameChange::DeleteTag { tag, expected } => delete_tag(tx, repository, tag, *expected, allowed.overrides).await,
+        NameChange::DeleteSnapshot { snapshot, etag } => delete_snapshot(tx, repository, snapshot, etag.as_ref(), allowed.overrides).await,
     }
 }
 
@@ -136,15 +152,16 @@ fn check_expected(tag: &Tag, expected: Option<TagState>, found: Option<Digest>) 
     }
 }
 
-/// Points tags at `target`; `before` are the targets of the locked tags. One that is immutable
-/// moves only if the change `overrides` that. Returns the records for the journal.
+/// Points tags at `target`; `before` are the targets of the locked tags. One that is immutable, or
+/// that needs a signature, is put only if the change is allowed to. Returns the records for the
+/// journal.
 pub(super) async fn put_tags_at<T: Tx>(
     tx: &mut T,
     (repository, name): (i64, &RepositoryName),
     target: Target,
     moves: &[TagMove],
     mut before: BTreeMap<String, Target>,
-    overrides: bool,
+    allowed: Allowed<'_>,
 ) -> Outcome<Vec<Record>> {
     let now = tx.now().await?;
     let mut writes: Vec<(&Tag, Option<Target>)> = Vec::with_capacity(moves.len());
@@ -155,7 +172,9 @@ pub(super) async fn put_tags_at<T: Tx>(
             writes.push((tag, found));
         }
     }
-    if !overrides {
+    let put: Vec<&Tag> = writes.iter().map(|(tag, _)| *tag).collect();
+    signing::must_be_signed(tx, name, &target.digest, &put, allowed.signed).await?;
+    if !allowed.overrides {
         let moved: Vec<&Tag> = writes.iter().filter(|(_, found)| found.is_some()).map(|(tag, _)| *tag).collect();
         retention::must_be_mutable(tx, name, &moved).await?;
     }
@@ -201,7 +220,7 @@ pub(super) async fn put_tags<T: Tx>(
     repository: &RepositoryName,
     snapshot: &Digest,
     moves: &[TagMove],
-    overrides: bool,
+    allowed: Allowed<'_>,
 ) -> Outcome<()> {
     let id = visible(tx, repository).await?;
     let (_, object) = manifest_row(tx, id, repository, snapshot).await?;
@@ -209,7 +228,7 @@ pub(super) async fn put_tags<T: Tx>(
     // Read once more under the lock: no other transaction can delete it now.
     let (manifest, object) = manifest_row(tx, id, repository, snapshot).await?;
     let target = Target { manifest, object, digest: *snapshot };
-    let records = put_tags_at(tx, (id, repository), target, moves, before, overrides).await?;
+    let records = put_tags_at(tx, (id, repository), target, moves, before, allowed).await?;
     note(tx, &records).await
 }
 

@@ -10,6 +10,7 @@ mod journal;
 mod packs;
 mod prefixes;
 mod retention;
+mod signing;
 mod stats;
 
 pub use access::AccessTokenRow;
@@ -22,11 +23,12 @@ pub use journal::*;
 pub use packs::*;
 pub use prefixes::{PrefixHit, PrefixHits, PrefixMark, PrefixPassing, PrefixPath, Prefixed};
 pub use retention::*;
+pub use signing::*;
 pub use stats::*;
 
 pub(crate) use prefixes::{PASSES, WAYPOINT, levels, short, steps, waypoints};
 
-pub use pfr_schema::api::{AuditRecord, Quota, QuotaLimits, RepositoryInfo, RetentionPolicies};
+pub use pfr_schema::api::{AuditRecord, Quota, QuotaLimits, RepositoryInfo, RetentionPolicies, SignatureManifest, SigningPolicies};
 use pfr_schema::api::{TagInfo, TagState};
 use pfr_schema::codec::Codec;
 use pfr_schema::container::Child;
@@ -142,6 +144,8 @@ pub struct Commit {
     pub marks: Vec<PrefixMark>,
     /// What the audit log will say of it, if anything.
     pub audit: Option<AuditEntry>,
+    /// What is known of its signatures.
+    pub signed: Option<Signed>,
 }
 
 /// What a commit did.

@@ -13,6 +13,10 @@ use pfr_schema::api::snapshot_etag;
 use pfr_schema::journal::Record;
 use pfr_schema::{Digest, RepositoryName, Tag};
 
+/// Manifests with signatures that go with their snapshot, in one transaction: many more than `pf`
+/// makes, which keeps all signatures of a snapshot in one.
+const SIGNATURES: usize = 1000;
+
 /// Row id and object of a repository's manifest.
 pub(super) async fn manifest_row<T: Tx>(tx: &mut T, id: i64, repository: &RepositoryName, digest: &Digest) -> Outcome<(i64, ObjectId)> {
     find_manifest(tx, id, digest).await?.ok_or_else(|| unknown(repository, digest))
@@ -84,10 +88,19 @@ struct Condition<'a> {
 /// Deletes a snapshot. Returns false if it was used, pinned or pushed again since, or is listed.
 async fn delete_if<T: Tx>(tx: &mut T, repository: &RepositoryName, digest: &Digest, condition: Condition<'_>) -> Outcome<bool> {
     let id = visible(tx, repository).await?;
-    let (_, object) = manifest_row(tx, id, repository, digest).await?;
-    lock(tx, &[object]).await?;
+    let (manifest, object) = manifest_row(tx, id, repository, digest).await?;
+    // Its signatures go with it. Those of an image are its client's.
+    let is_image: Option<bool> = tx.first("SELECT is_image FROM manifests WHERE id = $1", values![manifest]).await?;
+    let most = if is_image == Some(false) { SIGNATURES } else { 0 };
+    let signatures = images::signatures_of(tx, id, digest, most).await?;
+    let objects: Vec<ObjectId> = signatures.iter().map(|row| row.object).chain([object]).collect();
+    lock(tx, &objects).await?;
     // Read once more under the lock: no other transaction can delete it or move a tag to it now.
     let (manifest, object) = manifest_row(tx, id, repository, digest).await?;
+    let signatures = images::signatures_of(tx, id, digest, most).await?;
+    if [object].iter().chain(signatures.iter().map(|row| &row.object)).any(|object| !objects.contains(object)) {
+        return Err(Fail::Again);
+    }
     // A transaction that pins it waits for this row.
     let wanted = "SELECT id FROM manifests WHERE id = $1 AND ($2::bigint IS NULL OR used_at = $2) AND ($3 = false OR pinned = 0)
                   AND ($4::bigint IS NULL OR pushed_at = $4) FOR UPDATE";
@@ -108,9 +121,14 @@ async fn delete_if<T: Tx>(tx: &mut T, repository: &RepositoryName, digest: &Dige
     if condition.unlisted && images::is_listed(tx, id, object, digest).await? {
         return Ok(false);
     }
+    let mut records = vec![Record::Delete { repository: repository.clone(), manifest: *digest }];
     remove(tx, manifest, object).await?;
-    quota::add(tx, Growth { snapshots: -1, ..Growth::default() }).await?;
-    note(tx, &[Record::Delete { repository: repository.clone(), manifest: *digest }]).await?;
+    for row in signatures {
+        remove(tx, row.manifest, row.object).await?;
+        records.push(Record::Delete { repository: repository.clone(), manifest: row.digest });
+    }
+    quota::add(tx, Growth { snapshots: -int(records.len() as u64), ..Growth::default() }).await?;
+    note(tx, &records).await?;
     Ok(true)
 }
 
@@ -162,11 +180,11 @@ pub(super) async fn pinned<T: Tx>(tx: &mut T, limit: usize) -> Outcome<Vec<Pinne
     Ok(rows.into_iter().zip(snapshots).map(pinned).collect())
 }
 
-/// Snapshots that may be evicted, least recently used first.
+/// Snapshots that may be evicted, least recently used first. Signatures go with their snapshot.
 pub(super) async fn evictable<T: Tx>(tx: &mut T, limit: usize) -> Outcome<Vec<Evictable>> {
     let find =
         "SELECT r.name, o.digest, m.used_at FROM manifests m JOIN repositories r ON r.id = m.repository JOIN objects o ON o.id = m.object
-         WHERE m.pinned = 0 ORDER BY m.used_at, m.id LIMIT $1";
+         WHERE m.pinned = 0 AND NOT m.is_image ORDER BY m.used_at, m.id LIMIT $1";
     let rows: Vec<(RepositoryName, Digest, u64)> = tx.query(find, values![at_most(limit)]).await?;
     Ok(rows.into_iter().map(|(repository, digest, used_at)| Evictable { repository, digest, used_at }).collect())
 }

@@ -32,6 +32,7 @@ mod quota;
 mod rebuild;
 mod retention;
 mod room;
+mod signing;
 mod slow;
 mod stats;
 mod summaries;

@@ -69,7 +69,7 @@ async fn upload(metadata: &dyn Metadata, frames: &[NewFrame], lease: Duration) -
 
 fn commit_of(manifest: Digest, tag: Option<Tag>) -> Commit {
     let tag = tag.map(|tag| TagMove { tag, expected: None });
-    Commit { manifest, parents: vec![], artifact_type: None, subject: None, tag, pin: None, marks: vec![], audit: None }
+    Commit { manifest, parents: vec![], artifact_type: None, subject: None, tag, pin: None, marks: vec![], audit: None, signed: None }
 }
 
 /// Uploads and commits; returns how many blobs were new.

@@ -107,7 +107,8 @@ async fn push(metadata: &dyn Metadata, repository: RepositoryName, made: Made, m
     let sizes = PackSizes { bytes: bytes + 100, frame_bytes: bytes };
     metadata.finish_pack(push.clone(), pack, sizes, made.frames, LEASE).await.unwrap();
     let tag = tag.map(|tag| TagMove { tag: format!("t{tag}").parse().unwrap(), expected: None });
-    let commit = Commit { manifest, parents: vec![], artifact_type: None, subject: None, tag, pin: None, marks: vec![], audit: None };
+    let commit =
+        Commit { manifest, parents: vec![], artifact_type: None, subject: None, tag, pin: None, marks: vec![], audit: None, signed: None };
     metadata.commit(push, commit).await.unwrap();
 }
 

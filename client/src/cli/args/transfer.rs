@@ -41,6 +41,9 @@ pub struct Push {
     /// Snapshot that this one continues; twice for a merge; `:TAG` means the target's repository
     #[arg(long, value_name = "REF", add = references())]
     pub parent: Vec<Relative>,
+    /// Sign the snapshot with this private key (PEM) before the tag is put; `-` is stdin
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    pub sign_key: Option<PathBuf>,
     #[command(flatten)]
     pub encode: Encode,
 }
@@ -72,4 +75,7 @@ pub struct Pull {
     /// Write a snapshot directory here, and nothing into the local store
     #[arg(value_hint = clap::ValueHint::DirPath)]
     pub dir: Option<PathBuf>,
+    /// Fetch nothing unless one of these public keys (PEM) has signed the snapshot
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath, env = "PF_VERIFY_KEY", hide_env_values = true)]
+    pub verify_key: Option<PathBuf>,
 }

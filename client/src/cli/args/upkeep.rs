@@ -98,6 +98,9 @@ pub struct Verify {
     /// The snapshot; with --local, without a REF: every snapshot that has a tag
     #[arg(value_name = "REF", required_unless_present = "local", add = references())]
     pub reference: Option<Reference>,
+    /// Check only that one of these public keys (PEM) has signed the snapshot; no byte is read
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath, requires = "reference")]
+    pub key: Option<PathBuf>,
     #[command(flatten)]
     pub at: Where,
 }

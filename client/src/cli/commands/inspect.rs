@@ -57,6 +57,11 @@ fn head(out: &mut Out, detail: &SnapshotDetail) -> Result<(), Failure> {
         ("fingerprint", config.fingerprint.map(|d| d.to_string()).unwrap_or_default()),
         ("created", text(&config.created)),
     ])?;
+    for signature in &detail.signatures {
+        let key = signature.key_id.map_or_else(|| "a key that is not named".to_owned(), |id| format!("key {id}"));
+        let time = signature.signed_at.map(|at| format!(", {}, {}", utc(at), age(at, now_ms()))).unwrap_or_default();
+        out.pairs(&[("signature", format!("{key}{time}"))])?;
+    }
     let named = |what: &'static str| move |(key, value): (&String, &serde_json::Value)| (format!("{what} {key}"), value.clone());
     let more: Vec<(String, String)> = (config.deployment.iter().map(named("configuration")))
         .chain(config.sampling.iter().map(named("sampling")))

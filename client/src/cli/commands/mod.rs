@@ -18,6 +18,7 @@ pub mod push;
 mod remove;
 mod retention;
 mod scrub;
+mod signing;
 pub mod stats;
 mod tasks;
 mod usage;
@@ -52,9 +53,12 @@ pub async fn run(context: &mut Context, command: Command) -> Result<(), Failure>
         Command::Gc(args) => gc::run(context, args).await,
         Command::Pin(args) => gc::pin(context, args).await,
         Command::Verify(args) => verify::run(context, args).await,
+        Command::Sign(args) => signing::sign(context, args).await,
+        Command::Keygen(args) => signing::keygen(context, args),
         Command::Scrub(args) => scrub::run(context, args).await,
         Command::Tasks(args) => tasks::run(context, args).await,
         Command::Retention(args) => retention::run(context, args).await,
+        Command::Signing(args) => signing::run(context, args).await,
         Command::Engines(at) => agent::engines(context, at).await,
         Command::Sequences(args) => agent::sequences(context, args).await,
         Command::Snapshot(args) => capture::snapshot(context, args).await,

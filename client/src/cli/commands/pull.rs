@@ -14,6 +14,10 @@ use std::time::Duration;
 pub async fn run(context: &mut Context, args: Pull) -> Result<(), Failure> {
     args.dir.as_deref().map_or(Ok(()), check)?;
     let remote = context.remote(Some(&args.reference))?;
+    let remote = match context.verify_keys(args.verify_key.as_deref())? {
+        Some(keys) => remote.verifying(keys),
+        None => remote,
+    };
     let selector = args.reference.selector_or_latest();
     let repository = args.reference.repository.clone();
     let destination = match &args.dir {

@@ -1,14 +1,16 @@
 //! `pf push`: a directory or a local snapshot, stored in a registry.
 
+use super::signing;
 use crate::cli::args::{Expected, Push};
 use crate::cli::context::Context;
 use crate::cli::failure::Failure;
-use crate::cli::output::human::{bytes, count, duration};
+use crate::cli::output::human::{bytes, count, duration, now_ms};
 use crate::cli::progress::{Standing, watch};
 use crate::cli::suggest::{Advice, Suggestion};
-use pfr_client::{Progress, PushReport, PushTarget, Site, Source};
+use pfr_client::{Progress, PushReport, PushTarget, Site, Source, find_signature};
+use pfr_schema::api::{NewSignature, Signature};
 use pfr_schema::{Digest, ErrorCode, Reference, RepositoryName, Selector, Tag};
-use pfr_store::Pin;
+use pfr_store::{Pin, PrivateKey};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -20,10 +22,20 @@ pub async fn run(context: &mut Context, args: Push) -> Result<(), Failure> {
     let repository = args.target.repository.clone();
     let if_tag_is = Expected::state(args.if_tag_is, &Site::Registry(remote.clone()), &repository).await?;
     let compression = context.compression(args.encode.compression);
-    let target = PushTarget { repository: repository.clone(), tag: Some(tag), if_tag_is, parents, compression };
+    let key = args.sign_key.as_deref().map(signing::private_key).transpose()?;
+    let signatures = origin.signatures().await?;
+    // A policy may let the tag be put only on what is signed, so it comes last.
+    let is_signed = key.is_some() || !signatures.is_empty();
+    let (first, first_if) = if is_signed { (None, None) } else { (Some(tag.clone()), if_tag_is) };
+    let target = PushTarget { repository: repository.clone(), tag: first, if_tag_is: first_if, parents, compression };
     let progress = Progress::default();
     let work = pfr_client::push(&origin.source, &remote, target, &progress);
     let report = watch(context.quiet, || Standing::of(&progress), work).await.map_err(|error| refused(error, &repository))?;
+    if is_signed {
+        let site = Site::Registry(remote.clone());
+        sign(&site, &repository, &report.digest, signatures, key.as_ref()).await?;
+        site.put_tag(&repository, &tag, &Selector::Digest(report.digest), if_tag_is).await?;
+    }
     if let Origin { source: Source::Store { store, snapshot }, repository: Some(repository) } = &origin {
         // The local copy is no longer the only one, so it may be evicted. If this fails it stays,
         // and `pf ls --local --pinned` shows it.
@@ -31,6 +43,38 @@ pub async fn run(context: &mut Context, args: Push) -> Result<(), Failure> {
     }
     let summary = format!("{}, {}", brief(&report), duration(Duration::from_secs_f64(report.seconds)));
     context.report(&report, [summary], &report.digest.to_string())
+}
+
+/// Adds the signatures that a snapshot has where it comes from, and one by `key`.
+async fn sign(
+    site: &Site,
+    repository: &RepositoryName,
+    digest: &Digest,
+    mut signatures: Vec<NewSignature>,
+    key: Option<&PrivateKey>,
+) -> Result<(), Failure> {
+    if let Some(key) = key {
+        let keys = [key.public()];
+        let there = match site.signatures(repository, &Selector::Digest(*digest)).await {
+            Ok((_, there)) => there,
+            // A token that may push need not be allowed to read.
+            Err(error) if matches!(error.code(), ErrorCode::Denied | ErrorCode::RepositoryUnknown) => Vec::new(),
+            Err(error) => return Err(error.into()),
+        };
+        let here: Vec<Signature> = signatures.iter().cloned().map(Signature::from).collect();
+        if find_signature(digest, &there, &keys).is_err() && find_signature(digest, &here, &keys).is_err() {
+            signatures.push(key.sign(*digest, repository, now_ms()));
+        }
+    }
+    if signatures.is_empty() {
+        return Ok(());
+    }
+    match site.add_signatures(repository, digest, signatures).await {
+        Ok(_) => Ok(()),
+        // A registry of an older version keeps no signatures.
+        Err(error) if error.code() == ErrorCode::NotFound && key.is_none() => Ok(()),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// A push makes its repository. So the registry says only to a token that may not push to a
@@ -53,6 +97,20 @@ struct Origin {
     source: Source,
     /// The repository of the local store that it is in.
     repository: Option<RepositoryName>,
+}
+
+impl Origin {
+    /// The signatures that a snapshot of the local store has.
+    async fn signatures(&self) -> Result<Vec<NewSignature>, Failure> {
+        let Self { source: Source::Store { store, snapshot }, repository: Some(repository) } = self else { return Ok(Vec::new()) };
+        Ok(store
+            .signatures(repository, snapshot)
+            .await?
+            .into_iter()
+            .map(NewSignature::from)
+            .filter(|new| new.check(snapshot).is_ok())
+            .collect())
+    }
 }
 
 /// The source: a directory if there is one or the text looks like a path, otherwise a reference

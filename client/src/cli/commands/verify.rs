@@ -16,6 +16,9 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 pub async fn run(context: &mut Context, args: Verify) -> Result<(), Failure> {
+    if let (Some(key), Some(reference)) = (&args.key, &args.reference) {
+        return super::signing::verify(context, args.at, reference, key).await;
+    }
     let site = context.site(args.at, args.reference.as_ref()).await?;
     let targets = match &args.reference {
         Some(reference) => {

@@ -1,6 +1,6 @@
 //! Images, the blobs of a repository, and unfinished uploads.
 
-use super::AuditEntry;
+use super::{AuditEntry, Signed, TagMove};
 use pfr_schema::{Digest, Tag};
 
 /// An image to be put into a repository.
@@ -13,13 +13,15 @@ pub struct NewImage {
     /// What it refers to.
     pub subject: Option<Digest>,
     /// Tags to point at it.
-    pub tags: Vec<Tag>,
+    pub moves: Vec<TagMove>,
     /// Blobs that it lists and that the repository need not have.
     pub optional: Vec<Digest>,
     /// Manifests that it lists.
     pub manifests: Vec<Digest>,
     /// What the audit log will say of it, if anything.
     pub audit: Option<AuditEntry>,
+    /// What is known of its signatures.
+    pub signed: Option<Signed>,
 }
 
 /// How a manifest of a repository is named.

@@ -29,7 +29,17 @@ async fn upload(metadata: &dyn Metadata, universe: &Universe) {
 async fn commit(metadata: &dyn Metadata, session: &str, manifest: Digest) -> bool {
     let push = PushId(session.into());
     metadata.open_push(push.clone(), repository(), LEASE).await.unwrap();
-    let commit = Commit { manifest, parents: vec![], artifact_type: None, subject: None, tag: None, pin: None, marks: vec![], audit: None };
+    let commit = Commit {
+        manifest,
+        parents: vec![],
+        artifact_type: None,
+        subject: None,
+        tag: None,
+        pin: None,
+        marks: vec![],
+        audit: None,
+        signed: None,
+    };
     metadata.commit(push, commit).await.unwrap().created
 }
 
@@ -113,6 +123,7 @@ async fn a_pin_is_taken_back_only_for_the_reason_it_was_given() {
             pin: Some(Pin::UntilPushed),
             marks: vec![],
             audit: None,
+            signed: None,
         };
         metadata.commit(PushId("pinned".into()), commit).await.unwrap();
         assert!(!evictable().await, "{name}");

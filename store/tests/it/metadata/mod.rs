@@ -104,6 +104,7 @@ async fn lists_come_in_pages_that_join_without_gaps() {
                 pin: None,
                 marks: vec![],
                 audit: None,
+                signed: None,
             };
             metadata.commit(push, commit).await.unwrap();
         }
@@ -148,6 +149,7 @@ async fn what_cannot_be_is_refused_alike_and_a_list_without_limit_is_whole() {
             pin: None,
             marks: vec![],
             audit: None,
+            signed: None,
         };
         // Texts that one of the databases cannot keep.
         for artifact_type in ["a\0b", &"a".repeat(256)] {

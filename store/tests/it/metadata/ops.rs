@@ -214,10 +214,10 @@ async fn change(metadata: &dyn Metadata, change: NameChange, step: usize) -> pfr
         };
     }
     let once = |request: &str| Once { session: PushId(format!("change-{step}")), request: Digest::sha256(request.as_bytes()) };
-    metadata.change_names(repository(), change.clone(), Some(once("this")), LEASE, entry(step)).await?;
+    metadata.change_names(repository(), change.clone(), Some(once("this")), LEASE, entry(step), None).await?;
     let changes = metadata.unjournaled(usize::MAX).await.unwrap();
-    metadata.change_names(repository(), change.clone(), Some(once("this")), LEASE, entry(step)).await.unwrap();
-    let other = metadata.change_names(repository(), change, Some(once("that")), LEASE, entry(step)).await.unwrap_err();
+    metadata.change_names(repository(), change.clone(), Some(once("this")), LEASE, entry(step), None).await.unwrap();
+    let other = metadata.change_names(repository(), change, Some(once("that")), LEASE, entry(step), None).await.unwrap_err();
     assert_eq!(other.code(), ErrorCode::InvalidRequest, "{other}");
     assert_eq!(metadata.unjournaled(usize::MAX).await.unwrap(), changes, "a repeated change is made once");
     Ok(())
@@ -311,6 +311,7 @@ pub async fn apply(metadata: &dyn Metadata, op: &Op, universe: &Universe, model:
                 pin: None,
                 marks: vec![],
                 audit: entry(step),
+                signed: None,
             };
             let found = metadata.commit(session(model, push), commit.clone()).await;
             compare(model.commit(*push, &commit, *tag_number), found)

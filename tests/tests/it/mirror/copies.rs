@@ -93,3 +93,41 @@ fn a_tag_that_is_immutable_at_the_target_stays_where_it_is() {
     mirror(&["--from", &a.url(), "--to", &b.url(), "--delete"]).ok();
     assert_eq!(there.tags("a")["v1"], first);
 }
+
+#[test]
+fn signatures_travel_with_their_snapshot_and_after_it_before_the_tags_that_need_them() {
+    let (a, b, dir) = (Registry::start(), Registry::start(), tempfile::TempDir::new().unwrap());
+    let (here, there) = (Pf::new(&a.url()), Pf::new(&b.url()));
+    let key = here.path("release.key");
+    let (key, public) = (key.to_str().unwrap().to_owned(), format!("{}.pub", key.display()));
+    here.run(&["keygen", &key]).ok();
+    let policies = there.path("signing.json");
+    let policy = serde_json::json!({"name": "v", "repositories": "*", "tags": ["v*"], "keys": [std::fs::read_to_string(&public).unwrap()]});
+    std::fs::write(&policies, serde_json::json!({"policies": [policy]}).to_string()).unwrap();
+    there.run(&["signing", "set", policies.to_str().unwrap()]).ok();
+    push(&here, "a:v1", &[1], &[]);
+    push(&here, "a:v2", &[2], &["--sign-key", &key]);
+    // What is not signed comes without the tag that needs it, and is named.
+    let first = mirror(&["--from", &a.url(), "--to", &b.url()]);
+    assert!(first.code != 0 && first.stdout.contains("signature_required"), "{first:?}");
+    assert_eq!(there.tags("a").keys().collect::<Vec<_>>(), ["v2"]);
+    there.run(&["verify", "a:v2", "--key", &public]).ok();
+    // Signed later: only the signature moves, and then the tag.
+    here.run(&["sign", "a:v1", "--key", &key]).ok();
+    let second = mirror(&["--from", &a.url(), "--to", &b.url()]).ok();
+    assert_eq!((second.number("signatures_copied"), second.number("snapshots_copied"), second.number("tags_moved")), (1, 0, 1));
+    assert_eq!(there.tags("a"), here.tags("a"));
+    let third = mirror(&["--from", &a.url(), "--to", &b.url()]).ok();
+    assert_eq!(third.number("signatures_copied"), 0);
+    // Into a store, and out of it.
+    let store = dir.path().join("pulled");
+    mirror(&["--from", &b.url(), "--data", store.to_str().unwrap()]).ok();
+    let c = Registry::start();
+    mirror(&["--to", &c.url(), "--data", store.to_str().unwrap()]).ok();
+    Pf::new(&c.url()).run(&["verify", "a:v1", "--key", &public]).ok();
+    // What is deleted here goes there, and the rest stays signed.
+    here.run(&["rm", "a:v1"]).ok();
+    mirror(&["--from", &a.url(), "--to", &b.url(), "--delete"]).ok();
+    assert!(!there.tags("a").contains_key("v1"));
+    there.run(&["verify", "a:v2", "--key", &public]).ok();
+}

@@ -1,0 +1,46 @@
+//! The signing policies of a domain: one document, read by the transactions that they bind.
+
+use super::sql::values;
+use super::tx::{Fail, Outcome, Tx};
+use super::{AuditEntry, Signed, Signing, audit_log};
+use crate::error::Error;
+use pfr_schema::api::SigningPolicies;
+use pfr_schema::{Digest, RepositoryName, Tag};
+
+pub(super) async fn signing<T: Tx>(tx: &mut T) -> Outcome<Signing> {
+    let row: Option<(u64, String)> = tx.first("SELECT version, document FROM signing WHERE id = 1", &[]).await?;
+    let Some((version, document)) = row else { return Ok(Signing::default()) };
+    let policies = serde_json::from_str(&document).map_err(|e| Fail::internal(format!("the signing policies cannot be read: {e}")))?;
+    Ok(Signing { version, policies })
+}
+
+pub(super) async fn set<T: Tx>(tx: &mut T, policies: &SigningPolicies, audit: Option<&AuditEntry>) -> Outcome<()> {
+    let document = serde_json::to_string(policies).map_err(|e| Fail::internal(e.to_string()))?;
+    let set = "INSERT INTO signing (id, version, document) VALUES (1, 1, $1)
+               ON CONFLICT (id) DO UPDATE SET version = signing.version + 1, document = excluded.document";
+    tx.execute(set, values![document]).await?;
+    audit_log::note(tx, audit, true, |_| ()).await
+}
+
+/// Refuses to put tags of which one needs a signature that the manifest is not known to have.
+pub(super) async fn must_be_signed<T: Tx>(
+    tx: &mut T,
+    repository: &RepositoryName,
+    digest: &Digest,
+    tags: &[&Tag],
+    signed: Option<&Signed>,
+) -> Outcome<()> {
+    if tags.is_empty() {
+        return Ok(());
+    }
+    let Signing { version, policies } = signing(tx).await?;
+    // What was found by other policies says nothing of these.
+    let satisfied = signed.filter(|signed| signed.version == version).map(|signed| &signed.policies[..]).unwrap_or_default();
+    for tag in tags {
+        if let Some(policy) = policies.of(repository, tag).find(|policy| !satisfied.contains(&policy.name)) {
+            let (repository, tag, policy) = (repository.clone(), (*tag).clone(), policy.name.clone());
+            return Err(Error::SignatureRequired { repository, tag, digest: *digest, policy }.into());
+        }
+    }
+    Ok(())
+}

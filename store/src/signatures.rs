@@ -1,0 +1,202 @@
+//! Signatures of snapshots: images that refer to them, in the form of cosign.
+//!
+//! ```text
+//! add     signatures there + new ones ─▶ payloads, configuration: blobs ─▶ one manifest, subject: the snapshot
+//!                                      ─▶ the tag sha256-<hex>.sig moves to it, from where it was ─▶ the manifest before goes
+//! read    manifests that refer to the snapshot, and the one at that tag ─▶ their layers ─▶ payloads
+//! a tag   policy? ─▶ refused by the transaction ─▶ signatures read and checked here ─▶ the same transaction again, with what was found
+//! ```
+//!
+//! A store does not know whether a signature is good: a reader has the public key. Only signing
+//! policies have keys here, and they are asked when a tag is put.
+
+mod keys;
+
+pub use keys::{PrivateKey, signer};
+
+use crate::Store;
+use crate::boxed;
+use crate::error::{Error, Result};
+use crate::metadata::{ManifestName, ManifestRow, NameChange, Page, SignatureManifest, Signed, Signing, TagMove};
+use bytes::Bytes;
+use futures::{StreamExt as _, stream};
+use pfr_schema::api::{NewSignature, Signature, TagState, snapshot_etag};
+use pfr_schema::signature::{self, Layer, MOST, PAYLOAD_MAX};
+use pfr_schema::{Digest, FormatError, RepositoryName, Tag};
+
+/// How often another writer may be faster at the tag of a snapshot's signatures.
+const TRIES: usize = 16;
+
+impl Store {
+    /// The signatures of a snapshot or an image, at most [`MOST`], oldest first. None is checked. A
+    /// manifest or a payload that is damaged or malformed is left out.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[boxed]
+    pub async fn signatures(&self, repository: &RepositoryName, subject: &Digest) -> Result<Vec<Signature>> {
+        let mut found: Vec<Signature> = Vec::new();
+        for row in self.metadata.signature_manifests(repository.clone(), *subject, MOST).await? {
+            for layer in self.signature_layers(&row.digest).await? {
+                if found.len() >= MOST {
+                    return Ok(found);
+                }
+                if let Some(new) = self.signature(repository, &layer).await?
+                    && !found.iter().any(|there| there.payload == new.payload && there.signature == new.signature)
+                {
+                    found.push(new.into());
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    async fn signature_layers(&self, manifest: &Digest) -> Result<Vec<Layer>> {
+        let Some(bytes) = readable(self.read(manifest).await)? else { return Ok(Vec::new()) };
+        Ok(signature::layers(&bytes, &self.options.limits).unwrap_or_default())
+    }
+
+    async fn signature(&self, repository: &RepositoryName, layer: &Layer) -> Result<Option<NewSignature>> {
+        let Some(text) = layer.signature() else { return Ok(None) };
+        // What the manifest says of it may be wrong.
+        if self.blob(repository, &layer.digest).await?.is_none_or(|size| size > PAYLOAD_MAX) {
+            return Ok(None);
+        }
+        let Some(bytes) = readable(self.read(&layer.digest).await)? else { return Ok(None) };
+        let payload = String::from_utf8(bytes.to_vec()).ok();
+        Ok(payload.map(|payload| NewSignature { payload, signature: text.to_owned() }))
+    }
+
+    /// All manifests with signatures of a repository, oldest first.
+    ///
+    /// # Errors
+    /// [`Error::RepositoryUnknown`], [`Error::Invalid`] for a cursor that is none.
+    pub async fn signature_list(
+        &self,
+        repository: &RepositoryName,
+        after: Option<String>,
+        limit: usize,
+    ) -> Result<Page<SignatureManifest>> {
+        self.metadata.signature_list(repository.clone(), after, limit).await
+    }
+
+    /// Adds signatures to a snapshot; those that it has already are left out. Returns all that it
+    /// has then.
+    ///
+    /// # Errors
+    /// [`Error::SnapshotUnknown`]; [`Error::Format`] for one that is malformed, or for another
+    /// snapshot; [`Error::Invalid`] for more than [`MOST`] in all.
+    #[boxed]
+    pub async fn add_signatures(&self, repository: &RepositoryName, snapshot: &Digest, new: &[NewSignature]) -> Result<Vec<Signature>> {
+        for signature in new {
+            signature.check(snapshot)?;
+        }
+        self.metadata.snapshot(repository.clone(), *snapshot).await?;
+        let mut tag = signature::tag_of(snapshot);
+        for _ in 0..TRIES {
+            let there = self.signatures(repository, snapshot).await?;
+            let mut fresh: Vec<Layer> = Vec::new();
+            for signature in new.iter().filter(|new| !there.iter().any(|old| old.payload == new.payload && old.signature == new.signature))
+            {
+                let layer = Layer::of(signature);
+                if !fresh.contains(&layer) {
+                    fresh.push(layer);
+                }
+            }
+            if fresh.is_empty() {
+                return Ok(there);
+            }
+            if there.len() + fresh.len() > MOST {
+                return Err(Error::Invalid(format!("a snapshot has at most {MOST} signatures; {snapshot} has {} already", there.len())));
+            }
+            let before = match &tag {
+                Some(tag) => self.metadata.manifest(repository.clone(), ManifestName::Tag(tag.clone())).await?,
+                None => None,
+            };
+            match self.put_signatures(repository, snapshot, new, fresh, tag.as_ref(), before).await {
+                Ok(()) => return self.signatures(repository, snapshot).await,
+                // Another signature came first.
+                Err(Error::TagMoved { .. }) => {}
+                // Readers find them without it, too; cosign only if it is told to.
+                Err(Error::TagImmutable { .. }) if tag.is_some() => tag = None,
+                Err(error) => return Err(error),
+            }
+        }
+        Err(Error::Overloaded("others sign the same snapshot all the time"))
+    }
+
+    /// Stores a manifest with `fresh` and what the manifest at the tag has, in its stead.
+    async fn put_signatures(
+        &self,
+        repository: &RepositoryName,
+        snapshot: &Digest,
+        new: &[NewSignature],
+        fresh: Vec<Layer>,
+        tag: Option<&Tag>,
+        before: Option<ManifestRow>,
+    ) -> Result<()> {
+        let mut layers = match &before {
+            Some(before) => self.signature_layers(&before.digest).await?,
+            None => Vec::new(),
+        };
+        let all = layers.len();
+        layers.retain(|layer| layer.signature().is_some());
+        // Anything else at that tag only loses the tag.
+        let replaces = !layers.is_empty() && layers.len() == all;
+        layers.extend(fresh);
+        let row = self.metadata.manifest(repository.clone(), ManifestName::Digest(*snapshot)).await?;
+        let (manifest, config) = signature::manifest(*snapshot, row.map_or(0, |row| row.size), &layers);
+        let blobs = new.iter().map(|signature| Bytes::copy_from_slice(signature.payload.as_bytes())).chain([Bytes::from(config)]);
+        for blob in blobs {
+            let (digest, size) = (Digest::sha256(&blob), blob.len() as u64);
+            self.put_blob(repository, digest, size, stream::iter([Ok(blob)]).boxed()).await?;
+        }
+        let expected = Some(before.map_or(TagState::Absent, |before| TagState::At(before.digest)));
+        let moves = tag.map(|tag| TagMove { tag: tag.clone(), expected }).into_iter().collect();
+        let put = self.put_image_at(repository, manifest, None, moves).await?;
+        if let Some(before) = before.filter(|before| replaces && before.digest != put) {
+            // The new one has all of it. If this fails it stays, and says nothing twice.
+            let etag = Some(snapshot_etag(&before.digest, &[]));
+            let silent = Self { audit: None, ..self.clone() };
+            if let Err(error) = silent.change_names(repository, NameChange::DeleteSnapshot { snapshot: before.digest, etag }, None).await {
+                tracing::debug!(%error, %repository, manifest = %before.digest, "deleting a manifest of signatures that was replaced failed");
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a change that was refused for want of a signature is to be made again, with what
+    /// `signed` says then.
+    pub(crate) async fn is_signed_after_all(&self, refused: Option<&Error>, signed: &mut Option<Signed>) -> Result<bool> {
+        let Some(Error::SignatureRequired { repository, digest, .. }) = refused else { return Ok(false) };
+        let found = self.policies_satisfied(repository, digest).await?;
+        // With the same policies the transaction says the same again, unless it knows more.
+        let again = signed.as_ref() != Some(&found) && !found.policies.is_empty();
+        *signed = Some(found);
+        Ok(again)
+    }
+
+    /// The policies that hold now, and for which a manifest has a good signature.
+    #[boxed]
+    async fn policies_satisfied(&self, repository: &RepositoryName, digest: &Digest) -> Result<Signed> {
+        let Signing { version, policies } = self.metadata.signing().await?;
+        let signatures = self.signatures(repository, digest).await?;
+        let (digest, repository) = (*digest, repository.clone());
+        // A hundred signatures by a hundred keys of a hundred policies take long.
+        let check = move || {
+            let here = policies.policies.into_iter().filter(|policy| policy.repositories.matches(repository.as_str()));
+            let satisfied = here.filter(|policy| signatures.iter().any(|one| signer(one, &digest, &policy.keys).is_some()));
+            Signed { version, policies: satisfied.map(|policy| policy.name).collect() }
+        };
+        tokio::task::spawn_blocking(check).await.map_err(|e| Error::Internal(e.to_string()))
+    }
+}
+
+/// A blob that can be read; none if it is gone, damaged or too large.
+fn readable(read: Result<Bytes>) -> Result<Option<Bytes>> {
+    match read {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(Error::Corrupt { .. } | Error::BlobUnknown { .. } | Error::Format(FormatError::TooLarge { .. })) => Ok(None),
+        Err(error) => Err(error),
+    }
+}

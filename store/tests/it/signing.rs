@@ -1,0 +1,361 @@
+//! Signatures: they stay with their snapshot and go with it, and policies let tags be put only on
+//! what is signed.
+
+use crate::common::rig::{Backend, Rig};
+use crate::common::watched::Watched;
+use crate::common::{Snapshot, pieces, push, repository, snapshot, tag};
+use futures::{StreamExt as _, stream};
+use pfr_schema::api::{NewSignature, SigningPolicies};
+use pfr_schema::signature::{self, Layer, MOST, PublicKey};
+use pfr_schema::{Digest, ErrorCode, RepositoryName};
+use pfr_store::{
+    AuditEntry, AuditFilter, AuditRecord, Error, Metadata, NameChange, Options, PrivateKey, QuotaLimits, Store, TagMove, signer,
+};
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+on_backends!([sqlite = SqliteDisk, postgres = PostgresDisk]:
+    signatures_are_one_manifest_that_goes_with_its_snapshot,
+    two_that_sign_at_once_are_both_kept,
+    a_kill_between_two_manifests_leaves_every_signature,
+    a_tag_is_put_only_on_what_a_key_of_each_policy_has_signed,
+    a_signature_made_by_cosign_counts_and_is_kept_when_another_is_added,
+    what_is_no_signature_is_left_out,
+    a_rebuild_brings_signatures_back_and_no_policies,
+    an_immutable_tag_of_signatures_stays_and_the_next_signature_is_found,
+    an_eviction_takes_signatures_with_their_snapshot_only,
+);
+
+fn key() -> PrivateKey {
+    PrivateKey::generate().unwrap().0
+}
+
+fn other() -> RepositoryName {
+    "other/place".parse().unwrap()
+}
+
+async fn sign(store: &Store, key: &PrivateKey, digest: Digest) -> pfr_store::Result<usize> {
+    let new = key.sign(digest, &repository(), 1_700_000_000_000);
+    Ok(store.add_signatures(&repository(), &digest, &[new]).await?.len())
+}
+
+async fn is_signed_by(store: &Store, digest: &Digest, key: &PrivateKey) -> bool {
+    let keys = [key.public()];
+    store.signatures(&repository(), digest).await.unwrap().iter().any(|one| signer(one, digest, &keys).is_some())
+}
+
+async fn manifests(store: &Store) -> usize {
+    store.signature_list(&repository(), None, 100).await.unwrap().rows.len()
+}
+
+async fn set(metadata: &dyn Metadata, policies: Value) {
+    let policies: SigningPolicies = serde_json::from_value(json!({"policies": policies})).unwrap();
+    policies.check().unwrap();
+    metadata.set_signing(policies, None).await.unwrap();
+}
+
+async fn put_blob(store: &Store, bytes: &[u8]) -> Digest {
+    let digest = Digest::sha256(bytes);
+    let body = stream::iter([Ok(bytes::Bytes::copy_from_slice(bytes))]).boxed();
+    store.put_blob(&repository(), digest, bytes.len() as u64, body).await.unwrap();
+    digest
+}
+
+/// A manifest of a signature as `cosign sign` pushes it: without a subject, at a tag.
+async fn as_cosign_does(store: &Store, digest: Digest, new: &NewSignature) {
+    let config = b"{\"architecture\":\"\"}";
+    let mut layer = Layer::of(new);
+    layer.annotations.insert("dev.sigstore.cosign/certificate".into(), "PEM".into());
+    let (config, _) = (put_blob(store, config).await, put_blob(store, new.payload.as_bytes()).await);
+    let manifest = json!({
+        "schemaVersion": 2, "mediaType": "application/vnd.oci.image.manifest.v1+json", "layers": [layer],
+        "config": {"mediaType": "application/vnd.oci.image.config.v1+json", "digest": config, "size": 19},
+    });
+    let at = signature::tag_of(&digest).unwrap();
+    store.put_image(&repository(), serde_json::to_vec(&manifest).unwrap(), None, vec![at]).await.unwrap();
+}
+
+async fn signatures_are_one_manifest_that_goes_with_its_snapshot(backend: Backend) {
+    let rig = Rig::still(backend, Options::default()).await;
+    rig.metadata.set_quota(QuotaLimits { snapshots: Some(100), ..QuotaLimits::default() }, None).await.unwrap();
+    let (signed, left) = (snapshot(&[1], vec![]), snapshot(&[2], vec![]));
+    push(&rig.store, &signed, "a").await.unwrap();
+    push(&rig.store, &left, "b").await.unwrap();
+    let (digest, keys) = (signed.manifest.digest, [key(), key()]);
+    assert_eq!(rig.store.signatures(&repository(), &digest).await.unwrap(), []);
+    for (n, key) in keys.iter().enumerate() {
+        assert_eq!(sign(&rig.store, key, digest).await.unwrap(), n + 1);
+        assert_eq!(sign(&rig.store, key, digest).await.unwrap(), n + 1, "the same again is left out");
+        assert_eq!(manifests(&rig.store).await, 1, "each manifest replaces the one before");
+    }
+    assert_eq!(sign(&rig.store, &keys[0], left.manifest.digest).await.unwrap(), 1);
+    for key in &keys {
+        assert!(is_signed_by(&rig.store, &digest, key).await);
+    }
+    let detail = rig.store.detail(&repository(), &digest).await.unwrap();
+    assert_eq!(detail.signatures, rig.store.signatures(&repository(), &digest).await.unwrap());
+    assert_eq!(detail.signatures[1].key_id, Some(keys[1].public().id()));
+    // Two snapshots, and two manifests with signatures.
+    assert_eq!(rig.metadata.quota().await.unwrap().unwrap().used_snapshots, 4);
+    assert_eq!(rig.store.tags(&repository(), None, 100).await.unwrap().rows.len(), 2, "tags of signatures are no tags of snapshots");
+    rig.collect().await;
+    assert!(is_signed_by(&rig.store, &digest, &keys[0]).await, "a collection leaves them");
+
+    rig.store.delete_snapshot(&repository(), &digest).await.unwrap();
+    assert_eq!((manifests(&rig.store).await, rig.metadata.quota().await.unwrap().unwrap().used_snapshots), (1, 2));
+    assert_eq!(rig.store.signatures(&repository(), &digest).await.unwrap(), []);
+    assert!(is_signed_by(&rig.store, &left.manifest.digest, &keys[0]).await);
+    rig.store.delete_snapshot(&repository(), &left.manifest.digest).await.unwrap();
+    rig.collect().await;
+    let audit = rig.metadata.audit(false).await.unwrap();
+    assert_eq!(audit.wrong, 0, "{:#?}", audit.discrepancies);
+    let found = rig.metadata.find(vec![digest, left.manifest.digest]).await.unwrap();
+    assert!(found.iter().all(Option::is_none), "nothing of it is stored any more");
+    // Without its snapshot none can be added.
+    let refused = sign(&rig.store, &keys[0], digest).await.unwrap_err();
+    assert!(matches!(refused.code(), ErrorCode::SnapshotUnknown | ErrorCode::RepositoryUnknown), "{refused}");
+}
+
+async fn two_that_sign_at_once_are_both_kept(backend: Backend) {
+    let rig = Rig::still(backend, Options::default()).await;
+    let s = snapshot(&[1], vec![]);
+    push(&rig.store, &s, "a").await.unwrap();
+    let (another, keys) = (rig.another().await, [key(), key(), key()]);
+    let digest = s.manifest.digest;
+    let (first, second, third) =
+        tokio::join!(sign(&rig.store, &keys[0], digest), sign(&another, &keys[1], digest), sign(&rig.store, &keys[2], digest));
+    assert!(first.is_ok() && second.is_ok() && third.is_ok(), "{first:?} {second:?} {third:?}");
+    for key in &keys {
+        assert!(is_signed_by(&rig.store, &digest, key).await);
+    }
+    let at = signature::tag_of(&digest).unwrap();
+    let at = rig.store.find_manifest(&repository(), pfr_store::ManifestName::Tag(at)).await.unwrap().unwrap();
+    let (bytes, _) = rig.store.read_image(&at.digest).await.unwrap();
+    assert_eq!(signature::layers(&bytes, &rig.store.options().limits).unwrap().len(), 3, "cosign finds all of them at the tag");
+    assert_eq!(rig.metadata.audit(false).await.unwrap().wrong, 0);
+}
+
+async fn a_kill_between_two_manifests_leaves_every_signature(backend: Backend) {
+    let rig = Rig::still(backend, Options::default()).await;
+    let s = snapshot(&[1], vec![]);
+    push(&rig.store, &s, "a").await.unwrap();
+    let (digest, keys) = (s.manifest.digest, [key(), key(), key()]);
+    sign(&rig.store, &keys[0], digest).await.unwrap();
+    let watched = Watched::new(Arc::clone(&rig.metadata));
+    let store = Store::new(Arc::clone(&rig.packs), Arc::clone(&watched) as Arc<dyn Metadata>, rig.options());
+    // The tag has moved, and the manifest before is still there.
+    watched.fail("change_names", 1);
+    assert_eq!(sign(&store, &keys[1], digest).await.unwrap(), 2, "none is listed twice");
+    assert_eq!(manifests(&rig.store).await, 2);
+    // Nothing has moved.
+    watched.fail("put_image", 1);
+    assert_eq!(sign(&store, &keys[2], digest).await.unwrap_err().code(), ErrorCode::Unavailable);
+    assert_eq!(rig.store.signatures(&repository(), &digest).await.unwrap().len(), 2);
+    assert_eq!(sign(&store, &keys[2], digest).await.unwrap(), 3);
+    rig.store.delete_snapshot(&repository(), &digest).await.unwrap();
+    let left = rig.store.signature_list(&repository(), None, 100).await;
+    assert_eq!(left.unwrap_err().code(), ErrorCode::RepositoryUnknown, "all of them went with it");
+}
+
+async fn a_tag_is_put_only_on_what_a_key_of_each_policy_has_signed(backend: Backend) {
+    let rig = Rig::still(backend, Options::default()).await;
+    let (one, two) = (snapshot(&[1], vec![]), snapshot(&[2], vec![]));
+    let (team, releases, stranger) = (key(), key(), key());
+    push(&rig.store, &one, "before").await.unwrap();
+    let policies = json!([
+        {"name": "team", "repositories": "team/*", "tags": ["v*", "prod"], "keys": [team.public()]},
+        {"name": "releases", "repositories": "*", "tags": ["v*"], "keys": [stranger.public(), releases.public()]},
+    ]);
+    set(&*rig.metadata, policies.clone()).await;
+    // Another tag, and a push without one.
+    push(&rig.store, &two, "wip").await.unwrap();
+    let (first, second) = (one.manifest.digest, two.manifest.digest);
+    let put = async |name: &str, digest| rig.store.put_tag(&repository(), tag(name), digest, None).await;
+    let refusal = |done: pfr_store::Result<()>| match done.unwrap_err() {
+        Error::SignatureRequired { policy, .. } => policy,
+        error => panic!("{error}"),
+    };
+    assert_eq!(refusal(put("prod", second).await), "team");
+    sign(&rig.store, &stranger, second).await.unwrap();
+    assert_eq!(refusal(put("prod", second).await), "team");
+    sign(&rig.store, &team, second).await.unwrap();
+    put("prod", second).await.unwrap();
+    put("v1", second).await.unwrap();
+    // The first of the policies that is not satisfied is named.
+    sign(&rig.store, &team, first).await.unwrap();
+    assert_eq!(refusal(put("v1", first).await), "releases");
+    assert_eq!(rig.store.tag(&repository(), &tag("v1")).await.unwrap().digest, second, "it stays where it was");
+    // Forks are tags: all or none.
+    assert_eq!(refusal(rig.store.fork(&repository(), first, "v", 3).await.map(drop)), "releases");
+    assert_eq!(rig.store.fork(&repository(), second, "v", 3).await.unwrap().len(), 3);
+    // A push with such a tag lands nowhere; without the tag it does, and is signed then.
+    let third = snapshot(&[3], vec![]);
+    let refused = push(&rig.store, &third, "prod").await.unwrap_err();
+    assert_eq!(refused.code(), ErrorCode::SignatureRequired);
+    let session = rig.store.open_push(&repository()).await.unwrap();
+    rig.store.ingest(&session.id, pieces(&third.stream(), 777)).await.unwrap();
+    rig.store.commit(&session.id, third.manifest.digest, None, None).await.unwrap();
+    sign(&rig.store, &team, third.manifest.digest).await.unwrap();
+    put("prod", third.manifest.digest).await.unwrap();
+    // A tag that is where it should be is not put again, by whatever policy.
+    set(&*rig.metadata, json!([{"name": "all", "repositories": "*", "keys": [releases.public()]}])).await;
+    put("prod", third.manifest.digest).await.unwrap();
+    assert_eq!(refusal(put("other", third.manifest.digest).await), "all");
+    // Images as well.
+    let (config, manifest) = (put_blob(&rig.store, b"{}").await, "application/vnd.oci.image.manifest.v1+json");
+    let image =
+        json!({"schemaVersion": 2, "mediaType": manifest, "layers": [], "config": {"mediaType": "x/y", "digest": config, "size": 2}});
+    let put_image = async |name| rig.store.put_image(&repository(), serde_json::to_vec(&image).unwrap(), None, name).await;
+    assert_eq!(refusal(put_image(vec![tag("image")]).await.map(drop)), "all");
+    put_image(vec![]).await.unwrap();
+    // An administrator is bound too, and changes the policy instead.
+    let record = AuditRecord { operation: "put_tag".into(), ..AuditRecord::default() };
+    let admin = rig.store.audited(AuditEntry { record, status_if_there: None, of_registry: false, overrides: true });
+    let change = NameChange::PutTags { snapshot: first, moves: vec![TagMove { tag: tag("mine"), expected: None }] };
+    assert_eq!(refusal(admin.change_names(&repository(), change, None).await), "all");
+    let log = rig.metadata.audit_records(AuditFilter::default(), None, 10).await.unwrap();
+    assert!(log.rows.iter().all(|record| record.operation != "put_tag"), "nothing was done");
+    // Policies that change between the check and the transaction: the check is made again.
+    let version = rig.metadata.signing().await.unwrap().version;
+    set(&*rig.metadata, policies).await;
+    let known = Some(pfr_store::Signed { version, policies: vec!["team".into()] });
+    let change = NameChange::PutTags { snapshot: first, moves: vec![TagMove { tag: tag("prod"), expected: None }] };
+    let old = rig.metadata.change_names(repository(), change, None, rig.options().lease, None, known).await.unwrap_err();
+    assert_eq!(old.code(), ErrorCode::SignatureRequired, "what was found by other policies says nothing");
+    put("prod", first).await.unwrap();
+    // A signature in another repository says nothing here.
+    push_to(&rig.store, &other(), &two).await;
+    let elsewhere = rig.store.put_tag(&other(), tag("v1"), second, None).await.unwrap_err();
+    assert_eq!(elsewhere.code(), ErrorCode::SignatureRequired);
+}
+
+async fn push_to(store: &Store, repository: &RepositoryName, snapshot: &Snapshot) {
+    let session = store.open_push(repository).await.unwrap();
+    store.ingest(&session.id, pieces(&snapshot.stream(), 777)).await.unwrap();
+    store.commit(&session.id, snapshot.manifest.digest, None, None).await.unwrap();
+}
+
+async fn a_signature_made_by_cosign_counts_and_is_kept_when_another_is_added(backend: Backend) {
+    let rig = Rig::still(backend, Options::default()).await;
+    let s = snapshot(&[1], vec![]);
+    push(&rig.store, &s, "a").await.unwrap();
+    let (digest, theirs, ours) = (s.manifest.digest, key(), key());
+    set(&*rig.metadata, json!([{"name": "all", "repositories": "*", "keys": [theirs.public()]}])).await;
+    as_cosign_does(&rig.store, digest, &theirs.sign(digest, &repository(), 1)).await;
+    rig.store.put_tag(&repository(), tag("signed"), digest, None).await.unwrap();
+    assert_eq!(sign(&rig.store, &ours, digest).await.unwrap(), 2);
+    let list = rig.store.signature_list(&repository(), None, 100).await.unwrap().rows;
+    assert_eq!(list.iter().map(|row| row.snapshot).collect::<Vec<_>>(), [digest]);
+    let (bytes, image) = rig.store.read_image(&list[0].manifest).await.unwrap();
+    assert_eq!(image.subject, Some(digest));
+    let layers = signature::layers(&bytes, &rig.store.options().limits).unwrap();
+    assert_eq!(layers[0].annotations["dev.sigstore.cosign/certificate"], "PEM");
+    assert!(is_signed_by(&rig.store, &digest, &theirs).await && is_signed_by(&rig.store, &digest, &ours).await);
+    rig.store.delete_snapshot(&repository(), &digest).await.unwrap();
+    assert_eq!(rig.store.signature_list(&repository(), None, 100).await.unwrap_err().code(), ErrorCode::RepositoryUnknown);
+}
+
+async fn what_is_no_signature_is_left_out(backend: Backend) {
+    let rig = Rig::still(backend, Options::default()).await;
+    let s = snapshot(&[1], vec![]);
+    push(&rig.store, &s, "a").await.unwrap();
+    let (digest, mine) = (s.manifest.digest, key());
+    let good = mine.sign(digest, &repository(), 1);
+    for wrong in [
+        NewSignature { payload: "{}".into(), ..good.clone() },
+        NewSignature { signature: "%".into(), ..good.clone() },
+        mine.sign(Digest::sha256(b"other"), &repository(), 1),
+    ] {
+        let refused = rig.store.add_signatures(&repository(), &digest, &[good.clone(), wrong]).await.unwrap_err();
+        assert_eq!(refused.code(), ErrorCode::InvalidDocument, "{refused}");
+    }
+    assert_eq!(manifests(&rig.store).await, 0, "all or none");
+    // An index at the tag, a payload that is larger than it says, a signature of other bytes.
+    let at = signature::tag_of(&digest).unwrap();
+    let index = json!({"schemaVersion": 2, "mediaType": "application/vnd.oci.image.index.v1+json", "manifests": []});
+    rig.store.put_image(&repository(), serde_json::to_vec(&index).unwrap(), None, vec![at.clone()]).await.unwrap();
+    assert_eq!(rig.store.signatures(&repository(), &digest).await.unwrap(), []);
+    let large = "x".repeat(1 << 20);
+    let mut lies = Layer::of(&NewSignature::new(large.clone(), &[1; 64]));
+    lies.size = 10;
+    let (manifest, config) = signature::manifest(digest, 1, &[lies]);
+    put_blob(&rig.store, large.as_bytes()).await;
+    put_blob(&rig.store, &config).await;
+    // A store that believes the size refuses the manifest; one that does not leaves the layer out.
+    let _ = rig.store.put_image(&repository(), manifest, None, vec![]).await;
+    assert_eq!(rig.store.signatures(&repository(), &digest).await.unwrap(), []);
+    // The index only loses the tag.
+    assert_eq!(sign(&rig.store, &mine, digest).await.unwrap(), 1);
+    let index = Digest::sha256(&serde_json::to_vec(&index).unwrap());
+    assert!(rig.store.find_manifest(&repository(), pfr_store::ManifestName::Digest(index)).await.unwrap().is_some());
+    // Tags that only look like those of signatures make no empty page that leads to another.
+    for n in 0..3 {
+        let (config, name) = (put_blob(&rig.store, b"{}").await, tag(&format!("sha256-{n}{}.sig", "x".repeat(63))));
+        let image = json!({
+            "schemaVersion": 2, "mediaType": "application/vnd.oci.image.manifest.v1+json", "layers": [],
+            "config": {"mediaType": "x/y", "digest": config, "size": 2}, "annotations": {"n": n.to_string()},
+        });
+        rig.store.put_image(&repository(), serde_json::to_vec(&image).unwrap(), None, vec![name]).await.unwrap();
+    }
+    let (mut after, mut seen) = (None, 0);
+    loop {
+        let page = rig.store.signature_list(&repository(), after, 1).await.unwrap();
+        seen += page.rows.len();
+        assert!(!page.rows.is_empty() || page.next.is_none());
+        after = page.next;
+        if after.is_none() {
+            break;
+        }
+    }
+    assert_eq!(seen, manifests(&rig.store).await);
+    // Too many.
+    let many: Vec<NewSignature> = (0..MOST as u64).map(|n| mine.sign(digest, &repository(), (n + 10) * 1000)).collect();
+    let refused = rig.store.add_signatures(&repository(), &digest, &many).await.unwrap_err();
+    assert!(refused.to_string().contains("at most 100"), "{refused}");
+    assert!(is_signed_by(&rig.store, &digest, &mine).await);
+    assert!(!is_signed_by(&rig.store, &digest, &key()).await);
+}
+
+async fn a_rebuild_brings_signatures_back_and_no_policies(backend: Backend) {
+    let rig = Rig::new(backend).await;
+    let s = snapshot(&[1], vec![]);
+    push(&rig.store, &s, "a").await.unwrap();
+    let (digest, mine) = (s.manifest.digest, key());
+    sign(&rig.store, &mine, digest).await.unwrap();
+    sign(&rig.store, &key(), digest).await.unwrap();
+    set(&*rig.metadata, json!([{"name": "all", "repositories": "*", "keys": [PublicKey::new([1; 32])]}])).await;
+    let new = rig.over_memory(rig.fork().await).await;
+    new.store.rebuild(&mut |_| ()).await.unwrap();
+    assert_eq!(new.store.signatures(&repository(), &digest).await.unwrap().len(), 2);
+    assert!(is_signed_by(&new.store, &digest, &mine).await);
+    assert_eq!(manifests(&new.store).await, 1);
+    assert_eq!(new.metadata.signing().await.unwrap().policies, SigningPolicies::default());
+    new.store.delete_snapshot(&repository(), &digest).await.unwrap();
+    assert_eq!(new.metadata.audit(false).await.unwrap().wrong, 0);
+}
+
+async fn an_immutable_tag_of_signatures_stays_and_the_next_signature_is_found(backend: Backend) {
+    let rig = Rig::still(backend, Options::default()).await;
+    let s = snapshot(&[1], vec![]);
+    push(&rig.store, &s, "a").await.unwrap();
+    let policies = json!({"policies": [{"name": "all", "repositories": "*", "immutable_tags": ["*"]}]});
+    rig.metadata.set_retention(serde_json::from_value(policies).unwrap(), None).await.unwrap();
+    let (digest, keys) = (s.manifest.digest, [key(), key()]);
+    sign(&rig.store, &keys[0], digest).await.unwrap();
+    assert_eq!(sign(&rig.store, &keys[1], digest).await.unwrap(), 2);
+    assert_eq!(manifests(&rig.store).await, 2);
+    for key in &keys {
+        assert!(is_signed_by(&rig.store, &digest, key).await);
+    }
+}
+
+async fn an_eviction_takes_signatures_with_their_snapshot_only(backend: Backend) {
+    let rig = Rig::still(backend, Options::default()).await;
+    let s = snapshot(&[1], vec![]);
+    push(&rig.store, &s, "a").await.unwrap();
+    sign(&rig.store, &key(), s.manifest.digest).await.unwrap();
+    let evictable = rig.metadata.evictable(10).await.unwrap();
+    assert_eq!(evictable.iter().map(|row| row.digest).collect::<Vec<_>>(), [s.manifest.digest]);
+    assert!(rig.metadata.evict_snapshot(evictable[0].clone()).await.unwrap());
+    assert_eq!(rig.store.signature_list(&repository(), None, 100).await.unwrap_err().code(), ErrorCode::RepositoryUnknown);
+}
