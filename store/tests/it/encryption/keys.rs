@@ -69,13 +69,14 @@ on_backends!([sqlite_disk = SqliteDisk, postgres_s3 = PostgresS3]:
 fn a_key_file_that_others_can_read_or_that_is_no_key_is_refused_by_its_name() {
     let dir = tempfile::tempdir().unwrap();
     let good = key_text('a');
+    let long = good.repeat(100);
     let cases = [
         ("world.key", good.as_str(), 0o644, "chmod 600"),
-        ("group.key", &good, 0o660, "chmod 600"),
+        ("group.key", good.as_str(), 0o660, "chmod 600"),
         ("short.key", "YWJj", 0o600, "32 bytes as base64"),
         ("text.key", "no key at all", 0o600, "32 bytes as base64"),
         ("empty.key", "", 0o600, "32 bytes as base64"),
-        ("long.key", &good.repeat(100), 0o600, "too long"),
+        ("long.key", long.as_str(), 0o600, "too long"),
     ];
     for (file, text, mode, words) in cases {
         let path = key_file(&dir, file, text, mode);
@@ -134,8 +135,8 @@ async fn a_command_that_fails_hangs_or_gives_something_else_makes_no_domain_and_
     let dir = tempfile::tempdir().unwrap();
     let cases = [
         ("echo the key service is away >&2; exit 3", "the key service is away"),
-        ("sleep 1000", "did not end within 2 s"),
-        ("sleep 1000 & wait", "did not end within 2 s"),
+        ("sleep 20", "did not end within 2 s"),
+        ("sleep 20 & wait", "did not end within 2 s"),
         ("cat >/dev/null", "printed nothing"),
         ("head -c 100000 /dev/zero | tr '\\0' x", "16 KiB"),
         ("echo one; echo two", "more than one line"),
@@ -160,6 +161,16 @@ async fn a_command_that_fails_hangs_or_gives_something_else_makes_no_domain_and_
 /// Files of packs and journal.
 fn packs(data: &std::path::Path) -> BTreeMap<String, u64> {
     leaks::files(&data.join("packs"))
+}
+
+/// A copy of a data directory whose database is lost.
+fn without_database(data: &std::path::Path, copy: &std::path::Path) -> PathBuf {
+    for file in packs(data).keys() {
+        let to = copy.join("packs").join(file);
+        std::fs::create_dir_all(to.parent().unwrap()).unwrap();
+        std::fs::copy(data.join("packs").join(file), to).unwrap();
+    }
+    copy.to_owned()
 }
 
 fn new_domains(options: KeyOptions) -> KeyOptions {
@@ -192,11 +203,9 @@ async fn the_default_domain_is_encrypted_from_its_first_byte_on_or_never() {
     domains.default_store().verify(&s.manifest.digest, &mut |_| ()).await.unwrap();
     drop(domains);
     // The database is lost: the key beside the packs is found again.
-    for file in ["metadata.sqlite", "metadata.sqlite-wal", "metadata.sqlite-shm"] {
-        let _ = std::fs::remove_file(data.join(file));
-    }
-    assert!(matches!(open(&data, KeyOptions::default()).await, Err(Error::Locked(_))), "it is not taken for a new one");
-    let domains = open(&data, options(&dir, "a.key", 'a')).await.unwrap();
+    let lost = without_database(&data, &dir.path().join("lost"));
+    assert!(matches!(open(&lost, KeyOptions::default()).await, Err(Error::Locked(_))), "it is not taken for a new one");
+    let domains = open(&lost, options(&dir, "a.key", 'a')).await.unwrap();
     let report = domains.default_store().rebuild(&mut |_| ()).await.unwrap();
     assert_eq!((report.snapshots, report.tags, report.refused.len()), (1, 1, 0), "{report:?}");
     domains.default_store().verify(&s.manifest.digest, &mut |_| ()).await.unwrap();
@@ -206,20 +215,14 @@ async fn the_default_domain_is_encrypted_from_its_first_byte_on_or_never() {
     let domains = open(&plain, KeyOptions::default()).await.unwrap();
     push(domains.default_store(), &s, "t").await.unwrap();
     drop(domains);
-    for lost in [false, true] {
-        if lost {
-            for file in ["metadata.sqlite", "metadata.sqlite-wal", "metadata.sqlite-shm"] {
-                let _ = std::fs::remove_file(plain.join(file));
-            }
-        }
-        let domains = open(&plain, new_domains(options(&dir, "a.key", 'a'))).await.unwrap();
-        assert!(!domains.default_store().is_encrypted(), "lost: {lost}");
-        if lost {
+    for (data, is_lost) in [(plain.clone(), false), (without_database(&plain, &dir.path().join("lost-too")), true)] {
+        let domains = open(&data, new_domains(options(&dir, "a.key", 'a'))).await.unwrap();
+        assert!(!domains.default_store().is_encrypted(), "lost: {is_lost}");
+        if is_lost {
             domains.default_store().rebuild(&mut |_| ()).await.unwrap();
         }
         domains.default_store().verify(&s.manifest.digest, &mut |_| ()).await.unwrap();
         // New ones are encrypted.
-        let (info, _) = domains.create(&name(if lost { "b" } else { "a" })).await.unwrap();
-        assert!(info.encrypted);
+        assert!(domains.create(&name("sealed")).await.unwrap().0.encrypted);
     }
 }
