@@ -290,8 +290,8 @@ impl KeyCommand {
         }
         let printed = String::from_utf8(printed).map_err(|_| self.failed(verb, "it printed bytes that are no text"))?;
         let printed = printed.trim();
-        if printed.len() > WrappedKey::LONGEST_KEY || printed.contains(char::is_control) {
-            return Err(self.failed(verb, "it printed more than one line, or a line of more than 16 KiB"));
+        if !WrappedKey::may_be_key(printed) {
+            return Err(self.failed(verb, "it printed more than one line, or a line of more than 16 KiB, or other characters than ASCII"));
         }
         Ok(printed.to_owned())
     }

@@ -24,7 +24,7 @@ pub struct WrappedKey {
 
 impl WrappedKey {
     /// Bytes of the longest.
-    pub const LONGEST: usize = 32 << 10;
+    pub const LONGEST: usize = 64 << 10;
     /// In the place of the key file's id.
     pub(super) const BY_COMMAND: &str = "command";
     /// Bytes of the longest key that a command gives.
@@ -35,6 +35,11 @@ impl WrappedKey {
 
     pub(super) fn new(id: String, wrapped_by: String, key: String) -> Self {
         Self { version: Self::VERSION, cipher: Self::CIPHER.to_owned(), id, wrapped_by, key }
+    }
+
+    /// Whether a command may have printed this: one line of ASCII, and not a long one.
+    pub(super) fn may_be_key(text: &str) -> bool {
+        text.len() <= Self::LONGEST_KEY && text.bytes().all(|byte| byte == b' ' || byte.is_ascii_graphic())
     }
 
     /// Reads the line that [`fmt::Display`] gives.
@@ -54,7 +59,7 @@ impl WrappedKey {
         if !is_id(&wrapped.id, 8) || !(wrapped.wrapped_by == Self::BY_COMMAND || is_id(&wrapped.wrapped_by, 16)) {
             return Err(refused("the wrapped key has no valid ids"));
         }
-        if wrapped.key.is_empty() || wrapped.key.len() > Self::LONGEST_KEY {
+        if wrapped.key.is_empty() || !Self::may_be_key(&wrapped.key) {
             return Err(refused("the wrapped key has no key of a valid length"));
         }
         Ok(wrapped)
@@ -91,6 +96,7 @@ mod tests {
             GOOD.replace("5f1d09c3", ""),
             GOOD.replace("3c4d3c4d3c4d3c4d", "nobody"),
             GOOD.replace("AAEC", ""),
+            GOOD.replace("AAEC", "A\\nB"),
             GOOD.replace("AAEC", &"A".repeat(WrappedKey::LONGEST_KEY + 1)),
             GOOD.replace('}', ",\"more\":1}"),
             GOOD[..GOOD.len() - 1].to_owned(),
