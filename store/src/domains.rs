@@ -176,9 +176,10 @@ impl Domains {
         self.home()?;
         let catalogue = self.catalogue();
         // A name is not free again within the time that passes until the row is made.
-        let key = match encrypted.unwrap_or(self.0.keys.encrypt_new()) && catalogue.domain(name.clone()).await?.is_none() {
-            true => Some(self.0.keys.wrap_new().await?.to_string()),
-            false => None,
+        let key = match catalogue.domain(name.clone()).await? {
+            Some(row) if row.deleting_since.is_none() => as_wanted(&info(row), encrypted).map(|()| None)?,
+            None if encrypted.unwrap_or(self.0.keys.encrypt_new()) => Some(self.0.keys.wrap_new().await?.to_string()),
+            _ => None,
         };
         let (row, is_new) = catalogue.create_domain(name.clone(), key, self.audit_entry()).await?;
         let info = info(row);

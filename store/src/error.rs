@@ -165,7 +165,7 @@ pub enum Error {
         found: &'static str,
     },
     /// The key of a domain cannot be unwrapped, or wrapped.
-    #[error("the store is encrypted and cannot be opened: {0}")]
+    #[error("encryption: {0}")]
     Locked(String),
     /// A checkpoint's bytes are undamaged, but its description of a tensor does not fit the
     /// payload.

@@ -225,7 +225,7 @@ impl Opener {
         let nonce = nonce(number, length < SEALED);
         let opened = key.open_within(nonce, Aad::from(&header[..]), bytes, at + HEADER..).map(|plain| plain.len());
         self.last = Some((header, key));
-        opened.map_err(|_| self.altered(byte, "others"))
+        opened.map_err(|_| self.altered(byte, "other bytes"))
     }
 }
 

@@ -104,7 +104,7 @@ mod tests {
             long,
         ];
         for text in cases {
-            assert!(matches!(WrappedKey::parse(&text), Err(Error::Locked(_))), "{:.200}", text);
+            assert!(matches!(WrappedKey::parse(&text), Err(Error::Locked(_))), "{text:.200}");
         }
     }
 

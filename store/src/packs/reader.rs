@@ -152,7 +152,7 @@ async fn take_apart(result: GetResult, ranges: &[Range<u64>]) -> object_store::R
                 let piece = |length: usize| {
                     let piece = read_at(&file, at, length)?;
                     at += length as u64;
-                    Ok(piece.into())
+                    Ok(Bytes::from(piece))
                 };
                 lengths.into_iter().map(piece).collect::<std::io::Result<Vec<Bytes>>>()
             };
