@@ -25,7 +25,10 @@ pub(crate) use segments::{Altered, DomainKey, SEGMENT};
 use crate::Store;
 use crate::boxed;
 use crate::error::{Error, Result};
+use crate::marker;
 use crate::metadata::Metadata;
+use crate::packs::PROBES;
+use crate::tasks;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt as _};
 use objects::SealedObjects;
@@ -148,17 +151,31 @@ impl Keys {
         // A lost database, or the first start.
         let wrapped = match read_key(&*store.packs).await? {
             Some(wrapped) => wrapped,
-            None if self.encrypt_new() => match store.packs.head(&Path::from(crate::marker::KEY)).await {
-                Ok(_) => return Ok(None),
-                Err(object_store::Error::NotFound { .. }) => self.wrap_new().await?,
-                Err(error) => return Err(Error::packs(error)),
-            },
+            None if self.encrypt_new() && is_new(&*store.packs).await? => self.wrap_new().await?,
             None => return Ok(None),
         };
         // One that cannot be opened is not entered.
         self.unwrap(name, &wrapped).await?;
         let entered = store.metadata.enter_domain_key(name.clone(), wrapped.to_string()).await?;
         WrappedKey::parse(&entered).map(Some)
+    }
+}
+
+/// Whether no store has used this storage, as far as can be seen: tables that are lost do not make
+/// one new whose packs are in the clear.
+#[boxed]
+async fn is_new(packs: &dyn ObjectStore) -> Result<bool> {
+    match packs.head(&Path::from(marker::KEY)).await {
+        Ok(_) => return Ok(false),
+        Err(object_store::Error::NotFound { .. }) => {}
+        Err(error) => return Err(Error::packs(error)),
+    }
+    let others = [PROBES, tasks::PREFIX, DomainName::FOLDER];
+    match packs.list_with_delimiter(None).await {
+        Ok(top) => Ok(top.common_prefixes.iter().all(|folder| others.contains(&folder.as_ref()))),
+        // Without the right to list, a rebuild is not possible either.
+        Err(object_store::Error::PermissionDenied { .. } | object_store::Error::NotImplemented { .. }) => Ok(true),
+        Err(error) => Err(Error::packs(error)),
     }
 }
 

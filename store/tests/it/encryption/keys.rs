@@ -215,6 +215,10 @@ async fn the_default_domain_is_encrypted_from_its_first_byte_on_or_never() {
     let domains = open(&plain, KeyOptions::default()).await.unwrap();
     push(domains.default_store(), &s, "t").await.unwrap();
     drop(domains);
+    let unmarked = without_database(&plain, &dir.path().join("unmarked"));
+    std::fs::remove_file(unmarked.join("packs/pf-store")).unwrap();
+    let domains = open(&unmarked, new_domains(options(&dir, "a.key", 'a'))).await.unwrap();
+    assert!(!domains.default_store().is_encrypted(), "packs in the clear lie there");
     for (data, is_lost) in [(plain.clone(), false), (without_database(&plain, &dir.path().join("lost-too")), true)] {
         let domains = open(&data, new_domains(options(&dir, "a.key", 'a'))).await.unwrap();
         assert!(!domains.default_store().is_encrypted(), "lost: {is_lost}");
