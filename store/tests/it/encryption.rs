@@ -127,7 +127,7 @@ async fn deleting_a_domain_destroys_its_key_before_its_bytes(backend: Backend) {
     domains.delete(&sealed).await.unwrap();
     assert_eq!(metadata.domain_key(sealed.clone()).await.unwrap(), None, "at once");
     domains.remove_deleted(&Budget::default()).await.unwrap();
-    assert_eq!(bytes_below(&rig, "sealed").await, []);
+    assert!(bytes_below(&rig, "sealed").await.is_empty());
     // A copy of the packs without the key, as of a bucket that keeps old versions, says nothing.
     let there = Rig::new(backend).await;
     for (path, bytes) in copy.into_iter().filter(|(path, _)| !path.as_ref().ends_with("/pf-key")) {
