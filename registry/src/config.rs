@@ -85,6 +85,19 @@ settings! {
     storage_retries: u32 = 4, "PF_REGISTRY_STORAGE_RETRIES", "N";
     /// Seconds after the first try within which such a request is sent again [default: 20].
     storage_retry_seconds: u64 = 20, "PF_REGISTRY_STORAGE_RETRY_SECONDS", "S";
+    /// File with the key that wraps the keys of encrypted domains: 32 random bytes as base64
+    /// [default: none]. Only its owner, and at most its group, may read it. It is read at the
+    /// start.
+    key_file: PathBuf = PathBuf::new(), "PF_REGISTRY_KEY_FILE", "FILE";
+    /// Program that wraps and unwraps the keys of encrypted domains in its place, by a key service
+    /// [default: none].
+    key_command: PathBuf = PathBuf::new(), "PF_REGISTRY_KEY_COMMAND", "PROGRAM";
+    /// Key file that was in use before [default: none]: it opens what `pf-registry domain rewrap`
+    /// has not wrapped again yet.
+    old_key_file: PathBuf = PathBuf::new(), "PF_REGISTRY_OLD_KEY_FILE", "FILE";
+    /// Encrypt new domains, unless the request that makes one says otherwise [default: false]. The
+    /// domain `default` is new until it holds something. Needs --key-file or --key-command.
+    encrypt_new_domains: bool = false, "PF_REGISTRY_ENCRYPT_NEW_DOMAINS", "BOOL", num_args = 0..=1, default_missing_value = "true";
     /// Send clients to the storage for large downloads, by URLs that it signs [default: false].
     /// Clients must be able to reach it.
     redirect_downloads: bool = false, "PF_REGISTRY_REDIRECT_DOWNLOADS", "BOOL", num_args = 0..=1, default_missing_value = "true";
@@ -342,6 +355,12 @@ pub enum SettingsError {
          listen on 127.0.0.1, pass --behind-proxy if a proxy in front adds TLS, or --insecure-listen-anywhere if the network is trusted"
     )]
     Plain(SocketAddr),
+    /// Two keys that would wrap.
+    #[error("key-file and key-command are given: one of them wraps the keys of domains, so leave the other one out")]
+    TwoKeys,
+    /// Encryption without a key.
+    #[error("encrypt-new-domains needs a key that wraps those of domains: give key-file or key-command")]
+    NoKey,
     /// One half of a certificate.
     #[error("{0} is given and {1} is not: a certificate and its key belong together")]
     HalfACertificate(&'static str, &'static str),
@@ -448,6 +467,11 @@ impl Config {
         if found < least {
             return Err(SettingsError::DigestsDoNotFit { found, least, digests });
         }
+        match (is_given(&self.key_file), is_given(&self.key_command)) {
+            (true, true) => return Err(SettingsError::TwoKeys),
+            (false, false) if self.encrypt_new_domains => return Err(SettingsError::NoKey),
+            _ => {}
+        }
         match (is_given(&self.tls_cert), is_given(&self.tls_key)) {
             (true, false) => return Err(SettingsError::HalfACertificate("tls-cert", "tls-key")),
             (false, true) => return Err(SettingsError::HalfACertificate("tls-key", "tls-cert")),
@@ -490,6 +514,18 @@ impl Config {
             codecs: self.codecs.0,
             queue: Duration::from_secs(self.queue_seconds),
             ..Default::default()
+        }
+    }
+
+    /// What opens encrypted domains.
+    pub(crate) fn key_options(&self) -> pfr_store::KeyOptions {
+        let path = |path: &PathBuf| is_given(path).then(|| path.clone());
+        pfr_store::KeyOptions {
+            key_file: path(&self.key_file),
+            key_command: path(&self.key_command),
+            old_key_file: path(&self.old_key_file),
+            encrypt_new: self.encrypt_new_domains,
+            ..pfr_store::KeyOptions::default()
         }
     }
 

@@ -92,6 +92,9 @@ impl From<Error> for ApiError {
             Error::Corrupt { digest, reason } => {
                 Self::new(code, format!("stored blob {digest} is damaged; push it again from a good copy to heal it")).because(reason)
             }
+            Error::Locked(reason) => {
+                Self::new(code, "the registry has no key that opens this domain, or cannot use it; its log says why").because(reason)
+            }
             Error::Internal(reason) => Self::internal(reason),
             Error::Missing { ref missing, .. } => {
                 let missing = missing.iter().take(NAMED).copied().collect();
@@ -114,6 +117,7 @@ mod tests {
             Error::Unavailable { what: "packs", reason: secret.into() },
             Error::NotPermitted { what: "packs", reason: secret.into() },
             Error::Full(secret.into()),
+            Error::Locked(secret.into()),
             Error::Internal(secret.into()),
             Error::Corrupt { digest: Digest::sha256(b"x"), reason: secret.into() },
         ];

@@ -7,8 +7,8 @@ use object_store::ObjectStore;
 use object_store::signer::Url;
 use pfr_store::storage::Storage;
 use pfr_store::{
-    DomainHome, DomainPacks, DomainTables, Domains, Error, Metadata, Options, PostgresMetadata, PostgresOptions, Result, SqliteMetadata,
-    Store,
+    DomainHome, DomainPacks, DomainTables, Domains, Error, Keys, Metadata, Options, PostgresMetadata, PostgresOptions, Result,
+    SqliteMetadata, Store,
 };
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -37,10 +37,12 @@ pub async fn open(config: &Config) -> Result<Domains> {
 /// need.
 pub async fn open_parts(config: &Config) -> Result<Opened> {
     let options = config.store_options();
+    // Before anything is made.
+    let keys = Keys::new(config.key_options())?;
     if config.database.is_empty() && config.storage.is_empty() {
-        let store = Store::open(&config.data, options).await?;
+        let store = keys.open_default(Store::open(&config.data, options).await?).await?;
         let home = DomainHome { tables: DomainTables::Files(config.data.clone()), packs: beside_data(config) };
-        return Ok(Opened { domains: Domains::new(store, Some(home)), redirects: None });
+        return Ok(Opened { domains: Domains::with_keys(store, Some(home), keys), redirects: None });
     }
     let (packs, storage) = packs(config)?;
     probe(&storage).await?;
@@ -55,12 +57,13 @@ pub async fn open_parts(config: &Config) -> Result<Opened> {
     if let Some(dir) = &dir {
         store = store.with_packs_dir(dir);
     }
+    let store = keys.open_default(store).await?;
     let packs = match dir {
         None => DomainPacks::Bucket(packs),
         Some(root) if !config.storage.is_empty() => DomainPacks::Files { root, inside: "" },
         Some(_) => beside_data(config),
     };
-    Ok(Opened { domains: Domains::new(store, Some(DomainHome { tables, packs })), redirects })
+    Ok(Opened { domains: Domains::with_keys(store, Some(DomainHome { tables, packs }), keys), redirects })
 }
 
 /// The directory that `storage` names; none if it names no directory.

@@ -15,6 +15,7 @@ mod home;
 pub use home::{DomainHome, DomainPacks, DomainTables};
 
 use crate::access::AccessTokens;
+use crate::encryption::{self, Keys, WrappedKey};
 use crate::error::{Error, Result};
 use crate::metadata::{AuditEntry, DomainRow, DomainStep, Page};
 use crate::{Budget, RunEnd, Store};
@@ -41,6 +42,8 @@ pub struct Domains(Arc<Inner>, Option<Arc<AuditEntry>>);
 struct Inner {
     default: Store,
     home: Option<DomainHome>,
+    /// What opens the keys of encrypted domains.
+    keys: Keys,
     open: Mutex<HashMap<DomainName, Opened>>,
     /// Held while the store of a domain is opened.
     opening: Mutex<HashMap<DomainName, Arc<tokio::sync::Mutex<()>>>>,
@@ -59,7 +62,14 @@ impl Domains {
     /// The default domain, and others in `home`. Without a home there are no others.
     #[must_use]
     pub fn new(default: Store, home: Option<DomainHome>) -> Self {
-        Self(Arc::new(Inner { default, home, open: Mutex::default(), opening: Mutex::default() }), None)
+        Self::with_keys(default, home, Keys::default())
+    }
+
+    /// The same, of which some may be encrypted. The default one is as [`Keys::open_default`] gives
+    /// it.
+    #[must_use]
+    pub fn with_keys(default: Store, home: Option<DomainHome>, keys: Keys) -> Self {
+        Self(Arc::new(Inner { default, home, keys, open: Mutex::default(), opening: Mutex::default() }), None)
     }
 
     /// The same domains for one request: each change of the catalogue or of access tokens that it
@@ -143,20 +153,70 @@ impl Domains {
     }
 
     /// Makes a domain, and finishes one that another process began to make; returns whether it is
-    /// new.
+    /// new. Whether it is encrypted is as [`Keys`] say.
     ///
     /// # Errors
     /// [`Error::DomainBusy`] while a domain of this name is being deleted. [`Error::Invalid`] if
-    /// there can be no other domains here.
+    /// there can be no other domains here. [`Error::Locked`] if there is no key for a domain that
+    /// is to be encrypted.
     pub async fn create(&self, name: &DomainName) -> Result<(DomainInfo, bool)> {
+        self.create_as(name, None).await
+    }
+
+    /// The same, and says whether it is encrypted.
+    ///
+    /// # Errors
+    /// As [`Self::create`]; [`Error::Invalid`] too if a domain is there that is not as it is to be:
+    /// that does not change.
+    pub async fn create_as(&self, name: &DomainName, encrypted: Option<bool>) -> Result<(DomainInfo, bool)> {
         if name.is_default() {
-            return Ok((default_info(), false));
+            let info = self.default_info();
+            return as_wanted(&info, encrypted).map(|()| (info, false));
         }
         self.home()?;
-        let (row, is_new) = self.catalogue().create_domain(name.clone(), self.audit_entry()).await?;
+        let catalogue = self.catalogue();
+        // A name is not free again within the time that passes until the row is made.
+        let key = match catalogue.domain(name.clone()).await? {
+            Some(row) if row.deleting_since.is_none() => as_wanted(&info(row), encrypted).map(|()| None)?,
+            None if encrypted.unwrap_or(self.0.keys.encrypt_new()) => Some(self.0.keys.wrap_new().await?.to_string()),
+            _ => None,
+        };
+        let (row, is_new) = catalogue.create_domain(name.clone(), key, self.audit_entry()).await?;
+        let info = info(row);
+        as_wanted(&info, encrypted)?;
         // The marker is how a rebuild of a lost catalogue finds a domain that is empty.
         self.open(name).await?.mark().await?;
-        Ok((info(row), is_new))
+        Ok((info, is_new))
+    }
+
+    /// Wraps the key of a domain again, with the key that wraps now, in the catalogue and then
+    /// beside the packs; returns whether it has a key. May be repeated, and run beside other
+    /// processes. No pack is written.
+    ///
+    /// # Errors
+    /// [`Error::Locked`] if the key cannot be unwrapped. [`Error::DomainUnknown`], also while it is
+    /// being deleted.
+    pub async fn rewrap(&self, name: &DomainName) -> Result<bool> {
+        if !name.is_default() {
+            self.live(name).await?;
+        }
+        let Some(before) = encryption::key_of(self.catalogue(), name).await? else { return Ok(false) };
+        let wrapped = match self.0.keys.rewrap(name, &before).await? {
+            Some(wrapped) => {
+                let (from, to) = (before.to_string(), wrapped.to_string());
+                if !self.catalogue().rewrap_domain_key(name.clone(), from, to, self.audit_entry()).await? {
+                    return Err(Error::Overloaded("another process wraps the key of this domain, or deletes it"));
+                }
+                wrapped
+            }
+            // Another run may have been killed here.
+            None => before,
+        };
+        match name.is_default() {
+            true => encryption::write_key(&*self.0.default.packs, &wrapped).await?,
+            false => self.home()?.write_key(name, &wrapped).await?,
+        }
+        Ok(true)
     }
 
     /// Makes a domain whose tags and snapshots are to be rebuilt from the packs and the journal in
@@ -171,7 +231,8 @@ impl Domains {
         if self.catalogue().domain(name.clone()).await?.is_none() && !self.home()?.has_any(name).await? {
             return Err(Error::DomainUnknown(name.clone()));
         }
-        self.catalogue().create_domain(name.clone(), None).await?;
+        let key = self.key_on_storage(name).await?;
+        self.catalogue().create_domain(name.clone(), key, None).await?;
         self.assemble(name).await
     }
 
@@ -184,7 +245,8 @@ impl Domains {
         let Some(home) = &self.0.home else { return Ok(Vec::new()) };
         let names = home.find().await?;
         for name in &names {
-            match self.catalogue().create_domain(name.clone(), None).await {
+            let key = self.key_on_storage(name).await?;
+            match self.catalogue().create_domain(name.clone(), key, None).await {
                 Ok(_) | Err(Error::DomainBusy(_)) => {}
                 Err(error) => return Err(error),
             }
@@ -255,7 +317,7 @@ impl Domains {
     /// [`Error::DomainUnknown`].
     pub async fn get(&self, name: &DomainName) -> Result<DomainInfo> {
         if name.is_default() {
-            return Ok(default_info());
+            return Ok(self.default_info());
         }
         let row = self.catalogue().domain(name.clone()).await?;
         row.map(info).ok_or_else(|| Error::DomainUnknown(name.clone()))
@@ -271,7 +333,7 @@ impl Domains {
         let mut rows: Vec<DomainInfo> = rows.into_iter().map(info).collect();
         let at = rows.partition_point(|row| row.name.as_str() < DomainName::DEFAULT);
         if is_ahead && (at < rows.len() || next.is_none()) {
-            rows.insert(at, default_info());
+            rows.insert(at, self.default_info());
             if rows.len() > limit {
                 rows.truncate(limit);
                 next = rows.last().map(|row| row.name.to_string());
@@ -312,15 +374,37 @@ impl Domains {
     }
 
     async fn assemble(&self, name: &DomainName) -> Result<Store> {
-        self.home()?.open(name, &self.0.default).await
+        let Some(wrapped) = encryption::key_of(self.catalogue(), name).await? else {
+            return self.home()?.open(name, &self.0.default).await;
+        };
+        // Before anything of it is made.
+        let key = self.0.keys.unwrap(name, &wrapped).await?;
+        let store = self.home()?.open(name, &self.0.default).await?.encrypted((key, wrapped));
+        store.keep_key().await;
+        Ok(store)
+    }
+
+    async fn key_on_storage(&self, name: &DomainName) -> Result<Option<String>> {
+        let key: Option<WrappedKey> = self.home()?.key(name).await?;
+        Ok(key.map(|key| key.to_string()))
+    }
+
+    fn default_info(&self) -> DomainInfo {
+        let (name, encrypted) = (DomainName::default(), self.0.default.is_encrypted());
+        DomainInfo { name, state: DomainState::Live, created_at: None, deleting_since: None, encrypted }
+    }
+}
+
+fn as_wanted(info: &DomainInfo, encrypted: Option<bool>) -> Result<()> {
+    match (encrypted, info.encrypted) {
+        (Some(true), false) => Err(Error::Invalid(format!("domain {} is there and is not encrypted, and stays so", info.name))),
+        (Some(false), true) => Err(Error::Invalid(format!("domain {} is there and is encrypted, and stays so", info.name))),
+        _ => Ok(()),
     }
 }
 
 fn info(row: DomainRow) -> DomainInfo {
     let state = if row.deleting_since.is_some() { DomainState::Deleting } else { DomainState::Live };
-    DomainInfo { name: row.name, state, created_at: Some(row.created_at), deleting_since: row.deleting_since }
-}
-
-fn default_info() -> DomainInfo {
-    DomainInfo { name: DomainName::default(), state: DomainState::Live, created_at: None, deleting_since: None }
+    let (created_at, deleting_since) = (Some(row.created_at), row.deleting_since);
+    DomainInfo { name: row.name, state, created_at, deleting_since, encrypted: row.encrypted }
 }

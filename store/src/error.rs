@@ -1,5 +1,6 @@
 //! The errors of the store.
 
+use crate::encryption::Altered;
 use pfr_schema::api::TagState;
 use pfr_schema::{AccessTokenId, Digest, DigestPrefix, DomainName, ErrorCode, FormatError, Kind, RepositoryName, Tag};
 use pfr_service::units::{bytes, number};
@@ -168,6 +169,19 @@ pub enum Error {
         /// What was found.
         reason: String,
     },
+    /// An object on an encrypted storage is not what was written there.
+    #[error("stored object {object} is damaged at byte {byte}: expected what was encrypted there, found {found}")]
+    Altered {
+        /// Where it lies.
+        object: String,
+        /// From which byte of its plaintext on.
+        byte: u64,
+        /// What lies there.
+        found: &'static str,
+    },
+    /// The key of a domain cannot be unwrapped, or wrapped.
+    #[error("encryption: {0}")]
+    Locked(String),
     /// A checkpoint's bytes are undamaged, but its description of a tensor does not fit the
     /// payload.
     #[error("checkpoint {checkpoint} is invalid: {source}; take the snapshot again")]
@@ -265,13 +279,13 @@ impl Error {
             Self::TagImmutable { .. } | Self::NeededByTag { .. } => ErrorCode::TagImmutable,
             Self::SignatureRequired { .. } => ErrorCode::SignatureRequired,
             Self::Invalid(_) | Self::UploadMoved { .. } => ErrorCode::InvalidRequest,
-            Self::Corrupt { .. } => ErrorCode::CorruptStore,
+            Self::Corrupt { .. } | Self::Altered { .. } => ErrorCode::CorruptStore,
             Self::Unprovable { .. } => ErrorCode::TooLarge,
             Self::Overloaded(_) => ErrorCode::Overloaded,
             Self::Full(_) => ErrorCode::StorageFull,
             Self::QuotaExceeded { .. } => ErrorCode::QuotaExceeded,
             Self::PackLost(_) => ErrorCode::Unavailable,
-            Self::Unavailable { .. } | Self::NotPermitted { .. } => ErrorCode::Unavailable,
+            Self::Unavailable { .. } | Self::NotPermitted { .. } | Self::Locked(_) => ErrorCode::Unavailable,
             Self::Input(_) => ErrorCode::Truncated,
             Self::Broken { .. } | Self::Internal(_) => ErrorCode::Internal,
         }
@@ -321,6 +335,9 @@ impl Error {
     pub(crate) fn packs(error: object_store::Error) -> Self {
         let mut cause: Option<&dyn std::error::Error> = Some(&error);
         while let Some(e) = cause {
+            if let Some(Altered { object, byte, found }) = e.downcast_ref() {
+                return Self::Altered { object: object.clone(), byte: *byte, found: *found };
+            }
             match e.downcast_ref::<std::io::Error>().and_then(|io| ErrorCode::of_io(io.kind())) {
                 Some(ErrorCode::StorageFull) => return Self::Full(error.to_string()),
                 Some(ErrorCode::Denied) => return Self::NotPermitted { what: "packs", reason: error.to_string() },

@@ -100,7 +100,7 @@ async fn read_through(
     let mut at = range.start;
     checks.begin_at(at);
     while at < range.end {
-        let Some(piece) = store.read_pack(key, at..range.end.min(at + READ)).await? else { return Ok(None) };
+        let Some(piece) = store.read_pack_to_check(key, at..range.end.min(at + READ)).await? else { return Ok(None) };
         if piece.is_empty() {
             break;
         }

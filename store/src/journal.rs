@@ -87,15 +87,22 @@ impl Store {
     /// [`Error::Format`] if it is not what its key says.
     pub(crate) async fn read_journal(&self, key: &str) -> Result<Option<Journal>> {
         let limits = self.options.limits.clone();
+        let failed = |error| match Error::packs(error) {
+            Error::Altered { byte, found, .. } => {
+                let (expected, found) = ("what was encrypted there".to_owned(), found.to_owned());
+                Error::from(FormatError::Field { document: "journal", path: format!("byte {byte}"), expected, found })
+            }
+            error => error,
+        };
         let found = match self.packs.get(&Path::from(key)).await {
             Ok(found) => found,
             Err(object_store::Error::NotFound { .. }) => return Ok(None),
-            Err(error) => return Err(Error::packs(error)),
+            Err(error) => return Err(failed(error)),
         };
         if found.meta.size > limits.journal_bytes {
             return Err(FormatError::TooLarge { what: "journal", found: found.meta.size, limit: limits.journal_bytes }.into());
         }
-        let bytes = found.bytes().await.map_err(Error::packs)?;
+        let bytes = found.bytes().await.map_err(failed)?;
         let key = key.to_owned();
         let parsed = tokio::task::spawn_blocking(move || Journal::parse(&key, &bytes, &limits)).await;
         Ok(Some(parsed.map_err(|e| Error::Internal(e.to_string()))??))

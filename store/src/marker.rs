@@ -31,11 +31,12 @@ impl Store {
         self.marked.get_or_try_init(mark).await.copied()
     }
 
-    /// Writes the marker, if there is no pack yet.
+    /// Writes the marker, and before it the domain's wrapped key, if there is no pack yet.
     pub(crate) async fn put_marker(&self) -> Result<()> {
         if !self.metadata.packs(None, 1).await?.is_empty() {
             return Ok(());
         }
+        self.put_key().await?;
         self.packs.put(&Path::from(KEY), PutPayload::from_static(WORDS.as_bytes())).await.map(|_| ()).map_err(Error::packs)
     }
 

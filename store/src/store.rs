@@ -3,6 +3,7 @@
 use crate::backends::SqliteMetadata;
 use crate::boxed;
 use crate::clock::Clock;
+use crate::encryption::WrappedKey;
 use crate::error::{Error, Result};
 use crate::frames::Outputs;
 use crate::live::LivePush;
@@ -126,6 +127,8 @@ pub struct Store {
     pub(crate) journaling: Arc<tokio::sync::Mutex<()>>,
     /// Set once the marker is known to be on storage.
     pub(crate) marked: Arc<tokio::sync::OnceCell<()>>,
+    /// The wrapped key of its domain, if `packs` encrypts.
+    pub(crate) wrapped_key: Option<Arc<WrappedKey>>,
     /// What the audit log will say of the changes that are made by this clone.
     pub(crate) audit: Option<Arc<AuditEntry>>,
 }
@@ -178,6 +181,7 @@ impl Store {
             large_documents,
             journaling: Arc::default(),
             marked: Arc::default(),
+            wrapped_key: None,
             audit: None,
             options: Arc::new(options),
         }
@@ -194,6 +198,7 @@ impl Store {
             metadata,
             journaling: Arc::default(),
             marked: Arc::default(),
+            wrapped_key: None,
             audit: None,
             // Named one by one: whether a new field is shared is a decision.
             options: Arc::clone(&self.options),

@@ -1,13 +1,16 @@
-//! `pf-registry domain`: lists domains, shows and sets their quotas, on the database.
+//! `pf-registry domain`: lists domains, shows and sets their quotas, wraps their keys again, on the
+//! database.
 
 use super::tool::{on_catalogue, print};
-use super::{MORE, Settings, of_tool};
+use super::{MORE, Settings, of_key_tool, of_tool};
 use crate::Error;
 use crate::audit::of_command;
 use clap::{Args, Subcommand};
 use pfr_client::{ByteSize, human};
 use pfr_schema::DomainName;
 use pfr_schema::api::{DomainInfo, DomainList, DomainQuota, DomainState, Quota, QuotaLimits};
+use pfr_store::Domains;
+use serde::Serialize;
 use std::str::FromStr;
 
 /// Domains read at a time.
@@ -22,7 +25,17 @@ pub(crate) enum DomainCommand {
     /// Shows the quota of a domain, or sets it.
     #[command(mut_args(of_tool), after_help = EXAMPLES)]
     Quota(SetQuota),
+    /// Wraps the keys of encrypted domains with --key-file, or by --key-command. --old-key-file
+    /// opens those that it wrapped before. No pack is written. May be repeated.
+    #[command(mut_args(of_key_tool), after_help = REWRAP)]
+    Rewrap(Rewrap),
 }
+
+const REWRAP: &str = "\
+Example:
+  pf-registry domain rewrap --data DIR --old-key-file old.key --key-file new.key
+
+The other settings of `pf-registry serve` are accepted, too; most matter to a server only.";
 
 const EXAMPLES: &str = "\
 Examples:
@@ -64,6 +77,28 @@ pub(crate) struct SetQuota {
     settings: Settings,
 }
 
+/// Arguments of `domain rewrap`.
+#[derive(Args)]
+pub(crate) struct Rewrap {
+    /// The domain [default: all].
+    #[arg(value_name = "NAME")]
+    domain: Option<DomainName>,
+    /// Print the result as JSON.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    settings: Settings,
+}
+
+/// What became of the keys of domains.
+#[derive(Serialize)]
+struct Rewrapped {
+    /// Wrapped by the present key now, in the catalogue and beside the packs.
+    domains: Vec<DomainName>,
+    /// Not encrypted.
+    unencrypted: Vec<DomainName>,
+}
+
 /// A limit, or `none`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Limit(Option<u64>);
@@ -89,23 +124,60 @@ pub(super) fn run(command: DomainCommand) -> Result<(), Error> {
     match command {
         DomainCommand::List(args) => list(args),
         DomainCommand::Quota(args) => quota(args),
+        DomainCommand::Rewrap(args) => rewrap(args),
     }
 }
 
 fn list(args: List) -> Result<(), Error> {
-    let domains = on_catalogue(&args.settings.load()?, async |catalogue| {
-        let (mut domains, mut after) = (Vec::new(), None);
-        loop {
-            let page = catalogue.list(after, PAGE).await.map_err(Error::Work)?;
-            domains.extend(page.rows);
-            after = page.next;
-            if after.is_none() {
-                return Ok(DomainList { domains, next: None });
-            }
-        }
-    })?;
+    let domains = on_catalogue(&args.settings.load()?, async |catalogue| Ok(DomainList { domains: all(&catalogue).await?, next: None }))?;
     print(&domains, args.json, |list| list.domains.iter().map(line).collect());
     Ok(())
+}
+
+/// All domains, also those that are being deleted.
+async fn all(catalogue: &Domains) -> Result<Vec<DomainInfo>, Error> {
+    let (mut domains, mut after) = (Vec::new(), None);
+    loop {
+        let page = catalogue.list(after, PAGE).await.map_err(Error::Work)?;
+        domains.extend(page.rows);
+        after = page.next;
+        if after.is_none() {
+            return Ok(domains);
+        }
+    }
+}
+
+/// One domain that cannot be rewrapped does not keep the others from it.
+fn rewrap(args: Rewrap) -> Result<(), Error> {
+    let Rewrap { domain, json, settings } = args;
+    let (done, failed) = on_catalogue(&settings.load()?, async |catalogue| {
+        let names = match domain {
+            Some(name) => vec![name],
+            None => {
+                let live = all(&catalogue).await?.into_iter().filter(|domain| domain.state == DomainState::Live);
+                live.map(|domain| domain.name).collect()
+            }
+        };
+        let (mut done, mut failed) = (Rewrapped { domains: Vec::new(), unencrypted: Vec::new() }, None);
+        for name in names {
+            let mut entry = of_command("rewrap_domain");
+            entry.record.subject = Some(name.to_string());
+            match catalogue.audited(entry).rewrap(&name).await {
+                Ok(true) => done.domains.push(name),
+                Ok(false) => done.unencrypted.push(name),
+                Err(error) => {
+                    tracing::error!(%error, domain = %name, "the key of a domain could not be wrapped again");
+                    failed.get_or_insert(error);
+                }
+            }
+        }
+        Ok((done, failed))
+    })?;
+    print(&done, json, |done| {
+        let lines = |words: &str, names: &[DomainName]| names.iter().map(|name| format!("{name}  {words}\n")).collect::<String>();
+        lines("rewrapped", &done.domains) + &lines("not encrypted", &done.unencrypted)
+    });
+    failed.map_or(Ok(()), |error| Err(Error::Work(error)))
 }
 
 fn line(domain: &DomainInfo) -> String {
@@ -113,7 +185,8 @@ fn line(domain: &DomainInfo) -> String {
         DomainState::Live => "live",
         DomainState::Deleting => "being deleted",
     };
-    format!("{}  {state}\n", domain.name)
+    let encrypted = if domain.encrypted { ", encrypted" } else { "" };
+    format!("{}  {state}{encrypted}\n", domain.name)
 }
 
 fn quota(args: SetQuota) -> Result<(), Error> {

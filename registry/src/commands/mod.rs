@@ -113,7 +113,7 @@ pub(crate) enum Command {
     /// store.
     #[command(subcommand)]
     Token(token::TokenCommand),
-    /// Lists domains, shows and sets their quotas. May run beside a registry that serves the same
+    /// Lists domains, shows and sets their quotas, wraps their keys again. May run beside a registry that serves the same
     /// store.
     #[command(subcommand)]
     Domain(domain::DomainCommand),
@@ -125,6 +125,8 @@ pub(crate) enum Command {
 
 /// Settings that say which store a tool works on.
 const WHICH_STORE: [&str; 3] = ["data", "database", "storage"];
+/// Settings that say which keys wrap those of domains.
+const KEYS: [&str; 3] = ["key_file", "key_command", "old_key_file"];
 const DATA: &str = "Directory of the store: packs and metadata. Required unless both --database and --storage are given";
 const MORE: &str = "The other settings of `pf-registry serve` are accepted, too; most matter to a server only.";
 
@@ -141,6 +143,11 @@ fn of_tool(argument: Arg) -> Arg {
     let settings = Overrides::augment_args(clap::Command::new("serve"));
     let of_server = settings.get_arguments().any(|setting| setting.get_id().as_str() == id);
     argument.hide(of_server)
+}
+
+/// The same for a command that is about the keys that wrap those of domains.
+fn of_key_tool(argument: Arg) -> Arg {
+    if KEYS.contains(&argument.get_id().as_str()) { argument.help_heading("Keys") } else { of_tool(argument) }
 }
 
 /// The sources of the settings: the same for every command, so that all of them mean the same

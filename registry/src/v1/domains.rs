@@ -12,6 +12,17 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use pfr_schema::{DomainName, api};
+use serde::Deserialize;
+
+/// How a domain is made.
+#[derive(Debug, Deserialize, utoipa::IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct Making {
+    /// Whether what it writes to storage is encrypted; without it, as the registry's settings say.
+    /// That does not change later.
+    encrypted: Option<bool>,
+}
 
 /// Lists domains by name
 #[utoipa::path(
@@ -45,11 +56,15 @@ pub(crate) async fn get(
 
 /// Makes a domain
 ///
-/// A repeated request changes nothing. While a domain of this name is being deleted the answer is
+/// A repeated request changes nothing. If the domain is there, and `encrypted` says what it is not,
+/// the answer is `invalid_request`. While a domain of this name is being deleted the answer is
 /// `domain_busy`.
 #[utoipa::path(
     put, path = "/v1/domains/{domain}", operation_id = "create_domain", tag = "operations",
-    params(("domain" = DomainName, Path, description = "Its name: one component of a repository name without dots, at most 40 bytes")),
+    params(
+        ("domain" = DomainName, Path, description = "Its name: one component of a repository name without dots, at most 40 bytes"),
+        Making,
+    ),
     responses(
         (status = 201, description = "Made; its API is at `/domains/{domain}/v1`", body = api::DomainInfo),
         (status = 200, description = "It was there", body = api::DomainInfo),
@@ -60,10 +75,12 @@ pub(crate) async fn put(
     Access { trail, .. }: Access<Admin, Catalogue>,
     State(app): State<App>,
     Path(name): Path<DomainName>,
+    Query(making): Query<Making>,
 ) -> Answer<(StatusCode, Json<api::DomainInfo>)> {
-    let (domain, is_new) = app.domains.catalogue().audited(trail.change(201, Some(200))).create(&name).await?;
+    let catalogue = app.domains.catalogue().audited(trail.change(201, Some(200)));
+    let (domain, is_new) = catalogue.create_as(&name, making.encrypted).await?;
     if is_new {
-        tracing::info!(domain = %name, "domain made");
+        tracing::info!(domain = %name, encrypted = domain.encrypted, "domain made");
     }
     Ok((if is_new { StatusCode::CREATED } else { StatusCode::OK }, Json(domain)))
 }

@@ -16,6 +16,9 @@ api! {
         /// When its deletion began, if it did.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub deleting_since: Option<u64>,
+        /// Whether what it writes to storage is encrypted; absent if not.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        pub encrypted: bool,
     }
 
     /// Domains by name, the default domain first.

@@ -1,6 +1,7 @@
 //! Where domains lie: how their parts are opened, found and removed.
 
 use crate::backends::SqliteMetadata;
+use crate::encryption::{self, WrappedKey};
 use crate::error::{Error, Result};
 use crate::marker;
 use crate::metadata::Metadata;
@@ -68,28 +69,60 @@ impl DomainHome {
             #[cfg(feature = "postgres")]
             DomainTables::Postgres(database) => database.of_domain(name).await?,
         };
-        Ok(match &self.packs {
+        let (packs, dir) = self.place(name)?;
+        let store = beside.beside(packs, metadata);
+        Ok(match dir {
+            Some(dir) => store.with_packs_dir(&dir),
+            None => store,
+        })
+    }
+
+    /// Where the packs of a domain lie, and the directory of them, made where it is not there.
+    fn place(&self, name: &DomainName) -> Result<(Arc<dyn ObjectStore>, Option<PathBuf>)> {
+        match &self.packs {
             DomainPacks::Files { root, inside } => {
                 let dir = folder(root, name).join(inside);
                 durable::create_dir_all(&dir).map_err(|e| Error::io("directory", &dir, &e))?;
                 let fail = |e| Error::Unavailable { what: "directory", reason: format!("{}: {e}", dir.display()) };
                 let packs = LocalFileSystem::new_with_prefix(&dir).map_err(fail)?.with_fsync(true);
-                beside.beside(Arc::new(packs), metadata).with_packs_dir(&dir)
+                Ok((Arc::new(packs), Some(dir)))
             }
-            DomainPacks::Bucket(bucket) => beside.beside(Arc::new(PrefixStore::new(Arc::clone(bucket), prefix(name))), metadata),
-        })
+            DomainPacks::Bucket(bucket) => Ok((Arc::new(PrefixStore::new(Arc::clone(bucket), prefix(name))), None)),
+        }
+    }
+
+    /// The wrapped key beside the packs of a domain.
+    pub(super) async fn key(&self, name: &DomainName) -> Result<Option<WrappedKey>> {
+        if !self.has_any(name).await? {
+            return Ok(None);
+        }
+        encryption::read_key(&*self.place(name)?.0).await
+    }
+
+    /// Writes the wrapped key beside the packs of a domain.
+    pub(super) async fn write_key(&self, name: &DomainName, wrapped: &WrappedKey) -> Result<()> {
+        encryption::write_key(&*self.place(name)?.0, wrapped).await
     }
 
     /// Removes everything of a domain; returns whether that was done within the budget, and as long
     /// as the catalogue says that it may. The marker goes first: a rebuild of the catalogue does
-    /// not take half a domain for one. A bucket's objects go last, for they may be many.
+    /// not take half a domain for one. Then the wrapped key: without it, what is left cannot be
+    /// read. A bucket's objects go last, for they may be many.
     pub(super) async fn remove(&self, name: &DomainName, catalogue: &dyn Metadata, budget: &Budget) -> Result<bool> {
         if !catalogue.may_empty_domain(name.clone()).await? {
             return Ok(false);
         }
         match &self.packs {
-            DomainPacks::Files { root, inside } => remove_file(folder(root, name).join(inside).join(marker::KEY)).await?,
-            DomainPacks::Bucket(bucket) => remove_object(bucket, &prefix(name).join(marker::KEY)).await?,
+            DomainPacks::Files { root, inside } => {
+                for key in [marker::KEY, encryption::KEY] {
+                    remove_file(folder(root, name).join(inside).join(key)).await?;
+                }
+            }
+            DomainPacks::Bucket(bucket) => {
+                for key in [marker::KEY, encryption::KEY] {
+                    remove_object(bucket, &prefix(name).join(key)).await?;
+                }
+            }
         }
         match &self.tables {
             DomainTables::Files(root) => remove_dir(folder(root, name)).await?,

@@ -25,7 +25,7 @@ impl Store {
     /// Locations of the frames of `digests`, in that order, for readers of these codecs that fetch
     /// them from the packs themselves. The bytes stay there for a grace period after they are
     /// collected or moved. They are not read here, so the reader verifies them. None if some are in
-    /// another codec: then [`Store::serve`] decodes them.
+    /// another codec, or the storage is encrypted: then [`Store::serve`] decodes them.
     ///
     /// # Errors
     /// [`Error::BlobUnknown`], [`Error::Corrupt`] for what is quarantined.
@@ -40,6 +40,9 @@ impl Store {
             length: extent.len(),
             digests: extent.frames.into_iter().map(|(_, digest)| digest).collect(),
         };
+        if self.is_encrypted() {
+            return Ok(None);
+        }
         let located = locate(self, digests).await?;
         if are_in_others(&located, codecs) {
             return Ok(None);

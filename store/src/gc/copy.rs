@@ -203,7 +203,7 @@ impl Store {
 
     /// Reads from a pack; `None` if another run has emptied and deleted it in the meantime.
     async fn read_source(&self, pack: &PackRow, range: Range<u64>) -> Result<Option<Bytes>> {
-        let read = self.read_pack(&pack.key, range).await?;
+        let read = self.read_pack_to_check(&pack.key, range).await?;
         if read.is_none() && !self.metadata.pack_contents(pack.id).await?.is_empty() {
             return Err(Error::Unavailable {
                 what: "packs",

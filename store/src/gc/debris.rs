@@ -2,6 +2,7 @@
 //! not sync deletions.
 
 use crate::Store;
+use crate::encryption;
 use crate::error::{Error, Result};
 use crate::marker;
 use crate::packs::path;
@@ -52,13 +53,14 @@ impl Store {
         .await
     }
 
-    /// Removes the files of unfinished uploads of journal objects, of the tasks' notes and of the
-    /// marker that are older than a lease: their writers are done long before.
+    /// Removes the files of unfinished uploads of journal objects, of the tasks' notes, of the
+    /// marker and of the wrapped key that are older than a lease: their writers are done long
+    /// before.
     pub(super) async fn remove_unfinished_objects(&self) -> Result<()> {
         let Some(dir) = self.packs_dir.clone() else { return Ok(()) };
         let lease = self.options.lease;
         blocking(move || {
-            remove_unfinished_in(&dir, lease, |object| object == marker::KEY)?;
+            remove_unfinished_in(&dir, lease, |object| object == marker::KEY || object == encryption::KEY)?;
             remove_unfinished_in(&dir.join(notes::PREFIX), lease, |_| true)?;
             remove_unfinished_in(&dir.join(PREFIX), lease, |object| object.ends_with(".json"))
         })

@@ -5,6 +5,7 @@ mod names;
 use super::{Pace, check_frame, read_through};
 use crate::Store;
 use crate::boxed;
+use crate::encryption;
 use crate::error::{Error, Result};
 use crate::frames::decode;
 use crate::marker;
@@ -40,6 +41,13 @@ impl Store {
     pub async fn rebuild(&self, progress: &mut (dyn FnMut(&RebuildReport) + Send)) -> Result<RebuildReport> {
         if !self.metadata.is_empty().await? {
             return Err(Error::Invalid("the database is not empty: move it away first, then rebuild into a new one".into()));
+        }
+        if !self.is_encrypted() && encryption::read_key(&*self.packs).await?.is_some() {
+            return Err(Error::Invalid(
+                "a wrapped key lies beside the packs, so they are encrypted, and this domain was made without encryption: delete the domain, \
+                 keep a copy of its folder, and rebuild it under another name"
+                    .into(),
+            ));
         }
         // The storage may be a copy that was made without it.
         self.put_marker().await?;
@@ -77,7 +85,7 @@ impl Rebuild<'_> {
         let mut keys = Vec::new();
         let top = self.store.packs.list_with_delimiter(None).await.map_err(Error::packs)?;
         let mut locations: Vec<Path> = top.objects.into_iter().map(|object| object.location).collect();
-        locations.retain(|location| location.as_ref() != marker::KEY);
+        locations.retain(|location| ![marker::KEY, encryption::KEY].contains(&location.as_ref()));
         // The stores of other domains are not even listed.
         let others = [journal::PREFIX, PROBES, tasks::PREFIX, DomainName::FOLDER];
         for folder in top.common_prefixes.iter().filter(|folder| !others.contains(&folder.as_ref())) {
@@ -164,7 +172,7 @@ impl Rebuild<'_> {
             let count = rest.iter().take_while(|entry| end(entry) - first.offset <= READ).count().max(1);
             let (group, after) = rest.split_at(count);
             let range = first.offset..group.last().map_or(first.offset, end);
-            let Some(bytes) = self.store.read_pack(key, range).await? else {
+            let Some(bytes) = self.store.read_pack_to_check(key, range).await? else {
                 return Err(Error::Unavailable { what: "packs", reason: format!("pack {key} vanished while it was read") });
             };
             for entry in group {
@@ -188,7 +196,7 @@ impl Rebuild<'_> {
         let (mut entries, mut at): (Vec<Entry>, u64) = (Vec::new(), MAGIC.len() as u64);
         while at < len {
             let longest = Header::len(Algorithm::Sha512) as u64;
-            let Some(bytes) = self.store.read_pack(key, at..len.min(at + longest)).await? else { break };
+            let Some(bytes) = self.store.read_pack_to_check(key, at..len.min(at + longest)).await? else { break };
             // Byte 7 of a header is the algorithm's number.
             let algorithm = bytes.get(7).copied().and_then(Algorithm::from_number);
             let header = algorithm.and_then(|a| bytes.get(..Header::len(a))).map(|bytes| Header::parse_exact(bytes, at, limits));
@@ -266,7 +274,7 @@ impl Rebuild<'_> {
         let Some(location) = self.store.metadata.locate(vec![*digest]).await?.pop().flatten() else { return Ok(None) };
         let Some(header) = self.beheaded.get(&(location.pack.clone(), location.offset)) else { return Ok(None) };
         let range = location.offset..location.offset + location.frame_len;
-        let Some(bytes) = self.store.read_pack(&location.pack, range).await? else { return Ok(None) };
+        let Some(bytes) = self.store.read_pack_to_check(&location.pack, range).await? else { return Ok(None) };
         if bytes.len() as u64 != location.frame_len {
             return Ok(None);
         }

@@ -203,7 +203,7 @@ impl Scrub<'_> {
     }
 
     async fn magic(&self, row: &PackRow) -> Result<Option<bool>> {
-        let magic = self.store.read_pack(&row.key, 0..pack::MAGIC.len() as u64).await?;
+        let magic = self.store.read_pack_to_check(&row.key, 0..pack::MAGIC.len() as u64).await?;
         Ok(magic.map(|bytes| bytes[..] == pack::MAGIC[..]))
     }
 

@@ -10,27 +10,37 @@ use pfr_schema::api::AuditRecord;
 use pfr_schema::{AccessTokenId, DomainName};
 use std::time::Duration;
 
-type Row = (DomainName, u64, Option<u64>);
+type Row = (DomainName, u64, Option<u64>, bool);
 
-fn row((name, created_at, deleting_since): Row) -> DomainRow {
-    DomainRow { name, created_at, deleting_since }
+fn row((name, created_at, deleting_since, encrypted): Row) -> DomainRow {
+    DomainRow { name, created_at, deleting_since, encrypted }
 }
 
 pub(super) async fn domain<T: Tx>(tx: &mut T, name: &DomainName) -> Outcome<Option<DomainRow>> {
-    let find = "SELECT name, created_at, deleting_since FROM domains WHERE name = $1";
+    let find = "SELECT name, created_at, deleting_since, (SELECT count(*) FROM domain_keys WHERE domain = name)
+                FROM domains WHERE name = $1";
     Ok(tx.first(find, values![name]).await?.map(row))
 }
 
 pub(super) async fn domains<T: Tx>(tx: &mut T, after: Option<&str>, limit: usize) -> Outcome<Page<DomainRow>> {
-    let find = "SELECT name, created_at, deleting_since FROM domains WHERE name > $1 ORDER BY name LIMIT $2";
+    let find = "SELECT name, created_at, deleting_since, (SELECT count(*) FROM domain_keys WHERE domain = name)
+                FROM domains WHERE name > $1 ORDER BY name LIMIT $2";
     let rows: Vec<Row> = tx.query(find, values![cursor(after, "")?, one_more(limit)]).await?;
     Ok(paged(rows.into_iter().map(row).collect(), limit, |row| row.name.to_string()))
 }
 
-pub(super) async fn create_domain<T: Tx>(tx: &mut T, name: &DomainName, audit: Option<&AuditEntry>) -> Outcome<(DomainRow, bool)> {
+pub(super) async fn create_domain<T: Tx>(
+    tx: &mut T,
+    name: &DomainName,
+    key: Option<&str>,
+    audit: Option<&AuditEntry>,
+) -> Outcome<(DomainRow, bool)> {
     let now = tx.now().await?;
     let insert = "INSERT INTO domains (name, created_at) VALUES ($1, $2) ON CONFLICT (name) DO NOTHING";
     let is_new = tx.execute(insert, values![name, now]).await? > 0;
+    if let Some(key) = key.filter(|_| is_new) {
+        tx.execute("INSERT INTO domain_keys (domain, wrapped) VALUES ($1, $2)", values![name, key]).await?;
+    }
     match domain(tx, name).await? {
         Some(row) if row.deleting_since.is_none() => {
             audit_log::note(tx, audit, is_new, |record| record.subject = Some(name.to_string())).await?;
@@ -45,6 +55,8 @@ pub(super) async fn delete_domain<T: Tx>(tx: &mut T, name: &DomainName, audit: O
     let now = tx.now().await?;
     // Waits for a process that makes the tables right now: it has locked the row.
     tx.execute("UPDATE domains SET deleting_since = $2 WHERE name = $1 AND deleting_since IS NULL", values![name, now]).await?;
+    // Nothing can read its bytes any more, wherever copies of them are.
+    tx.execute("DELETE FROM domain_keys WHERE domain = $1", values![name]).await?;
     // A new domain of this name must not open to the tokens of this one. Each has its record, as if
     // it had been revoked alone.
     let revoke = "UPDATE access_tokens SET revoked_at = $2 WHERE domain = $1 AND revoked_at IS NULL RETURNING id";
@@ -91,4 +103,28 @@ pub(super) async fn domain_emptied<T: Tx>(tx: &mut T, name: &DomainName, is_last
 
 pub(super) async fn forget_domain<T: Tx>(tx: &mut T, name: &DomainName) -> Outcome<()> {
     tx.execute("DELETE FROM domains WHERE name = $1 AND swept_at IS NOT NULL", values![name]).await.map(drop)
+}
+
+pub(super) async fn key<T: Tx>(tx: &mut T, name: &DomainName) -> Outcome<Option<String>> {
+    tx.first("SELECT wrapped FROM domain_keys WHERE domain = $1", values![name]).await
+}
+
+pub(super) async fn enter_key<T: Tx>(tx: &mut T, name: &DomainName, wrapped: &str) -> Outcome<String> {
+    let insert = "INSERT INTO domain_keys (domain, wrapped) VALUES ($1, $2) ON CONFLICT (domain) DO NOTHING";
+    tx.execute(insert, values![name, wrapped]).await?;
+    key(tx, name).await?.ok_or(Fail::Again)
+}
+
+pub(super) async fn rewrap_key<T: Tx>(
+    tx: &mut T,
+    name: &DomainName,
+    (from, to): (&str, &str),
+    audit: Option<&AuditEntry>,
+) -> Outcome<bool> {
+    let update = "UPDATE domain_keys SET wrapped = $3 WHERE domain = $1 AND wrapped = $2";
+    let done = tx.execute(update, values![name, from, to]).await? > 0;
+    if done {
+        audit_log::note(tx, audit, true, |record| record.subject = Some(name.to_string())).await?;
+    }
+    Ok(done)
 }

@@ -359,14 +359,24 @@ macro_rules! metadata_transactions {
             /// Domains by name, without the default one.
             domains(after: Option<String>, limit: usize) -> Page<DomainRow>
                 = READ |tx| domains::domains(tx, after.as_deref(), *limit);
-            /// The row of a domain, made if there is none, and whether it was.
+            /// The row of a domain, made if there is none, and whether it was. A new one is
+            /// encrypted if it gets a wrapped key.
             ///
             /// # Errors
             /// [`crate::Error::DomainBusy`] while a domain of this name is being deleted.
-            create_domain(name: DomainName, audit: Option<AuditEntry>) -> (DomainRow, bool)
-                = GROW |tx| domains::create_domain(tx, name, audit.as_ref());
-            /// Begins the deletion of a domain and revokes its access tokens; once more changes
-            /// nothing. The audit log has a record for each of these tokens too.
+            create_domain(name: DomainName, key: Option<String>, audit: Option<AuditEntry>) -> (DomainRow, bool)
+                = GROW |tx| domains::create_domain(tx, name, key.as_deref(), audit.as_ref());
+            /// The wrapped key of a domain, also of the default one; none if it is not encrypted.
+            domain_key(name: DomainName) -> Option<String> = READ |tx| domains::key(tx, name);
+            /// Gives a domain that is empty its wrapped key; returns the one that it has then:
+            /// another process may have been first.
+            enter_domain_key(name: DomainName, wrapped: String) -> String = GROW |tx| domains::enter_key(tx, name, wrapped);
+            /// Replaces the wrapped key of a domain, if it is this one still; returns whether it
+            /// was.
+            rewrap_domain_key(name: DomainName, from: String, to: String, audit: Option<AuditEntry>) -> bool
+                = WRITE |tx| domains::rewrap_key(tx, name, (from.as_str(), to.as_str()), audit.as_ref());
+            /// Begins the deletion of a domain, whose wrapped key is gone then, and revokes its
+            /// access tokens; once more changes nothing. The audit log has a record for each of these tokens too.
             ///
             /// # Errors
             /// [`crate::Error::DomainUnknown`].

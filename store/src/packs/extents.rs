@@ -36,6 +36,18 @@ impl Extent {
         }
     }
 
+    /// The first of its frames that an altered byte of the pack damages; other errors as they are.
+    fn blame(&self, error: Error) -> Error {
+        let Error::Altered { byte, found, .. } = error else { return error };
+        let from = byte.saturating_sub(self.range.start);
+        let first = self.frames.partition_point(|(start, _)| *start <= from).saturating_sub(1);
+        let reason = format!("pack {}, byte {byte}: expected what was encrypted there, found {found}", self.pack);
+        match self.frames.get(first) {
+            Some((_, digest)) => Error::Corrupt { digest: *digest, reason },
+            None => self.corrupt(reason),
+        }
+    }
+
     fn cut(&self) -> Error {
         self.corrupt(format!("pack {} ends before byte {}", self.pack, self.range.end))
     }
@@ -103,7 +115,7 @@ pub(crate) fn plan(located: Vec<(Digest, Location)>) -> Vec<Extent> {
 pub(crate) async fn read_extent(store: &Store, extent: &Extent, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
     let base = extent.range.start;
     let in_pack: Vec<Range<u64>> = ranges.iter().map(|range| base + range.start..base + range.end).collect();
-    let pieces = match store.read_pack_in_pieces(&extent.pack, &in_pack).await? {
+    let pieces = match store.read_pack_in_pieces(&extent.pack, &in_pack).await.map_err(|e| extent.blame(e))? {
         Some(pieces) => pieces,
         None => read_moved(store, extent, ranges).await?,
     };
@@ -135,7 +147,8 @@ async fn read_moved(store: &Store, extent: &Extent, ranges: &[Range<u64>]) -> Re
                 continue;
             }
             let base = part.range.start;
-            let bytes = store.read_pack(&part.pack, base + from - covered.start..base + to - covered.start).await?;
+            let bytes = store.read_pack(&part.pack, base + from - covered.start..base + to - covered.start).await;
+            let bytes = bytes.map_err(|e| part.blame(e))?;
             let bytes = bytes.ok_or_else(|| part.corrupt(format!("pack {} is not there", part.pack)))?;
             if (bytes.len() as u64) < to - from {
                 return Err(part.cut());

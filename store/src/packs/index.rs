@@ -28,14 +28,22 @@ pub(crate) async fn read_index(store: &Store, key: &str) -> Result<IndexFound> {
     let Some(footer_at) = len.checked_sub(FOOTER_LEN as u64) else {
         return Ok(IndexFound::Bad(len, format!("it has {len} bytes: no footer fits into it")));
     };
-    let Some(footer) = store.read_pack(key, footer_at..len).await? else { return Ok(IndexFound::NoPack) };
+    let footer = match store.read_pack(key, footer_at..len).await {
+        Err(error @ Error::Altered { .. }) => return Ok(IndexFound::Bad(len, error.to_string())),
+        footer => footer?,
+    };
+    let Some(footer) = footer else { return Ok(IndexFound::NoPack) };
     let footer = match Footer::parse(&footer, len) {
         Ok(footer) => footer,
         Err(error) => return Ok(IndexFound::Bad(len, error.to_string())),
     };
     let index = match footer.index_len {
-        0 => Some(Bytes::new()),
-        _ => store.read_pack(key, footer.index_offset..footer_at).await?,
+        0 => Ok(Some(Bytes::new())),
+        _ => store.read_pack(key, footer.index_offset..footer_at).await,
+    };
+    let index = match index {
+        Err(error @ Error::Altered { .. }) => return Ok(IndexFound::Bad(len, error.to_string())),
+        index => index?,
     };
     let Some(index) = index else { return Ok(IndexFound::NoPack) };
     let limits = store.options.limits.clone();

@@ -24,6 +24,7 @@ pub(crate) use checks::{Expected, FrameChecks, another, header_of};
 pub(crate) use extents::{Extent, locate, plan, read_extent};
 pub(crate) use index::{Index, IndexFound, read_index};
 pub(crate) use paths::{PROBES, key_of, path};
+pub(crate) use reader::read_at;
 pub(crate) use renewal::Renewal;
 pub(crate) use writer::PackWriter;
 

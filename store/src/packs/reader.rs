@@ -7,6 +7,7 @@
 use super::PIECE;
 use super::paths::path;
 use crate::Store;
+use crate::encryption::SEGMENT;
 use crate::error::{Error, Result};
 use bytes::{Bytes, BytesMut};
 use futures::StreamExt as _;
@@ -20,6 +21,8 @@ use std::ops::Range;
 
 /// Memory for pieces of downloads at full speed. Others are small, and need it for long.
 static PIECES: Pool = Pool::new(PIECE as usize, 32);
+/// In the place of bytes that cannot be decrypted: many of them are in no frame, as zeros may be.
+const UNKNOWN: u8 = 0xc5;
 
 /// Why a read failed.
 enum Failed {
@@ -32,7 +35,8 @@ impl Store {
     /// Bytes of a pack; fewer than asked for, or none, if it ends early. `None` if it is not there.
     ///
     /// # Errors
-    /// [`Error::Unavailable`] if the storage is away, and others of [`Error::packs`].
+    /// [`Error::Unavailable`] if the storage is away, [`Error::Altered`] for bytes that cannot be
+    /// decrypted, and others of [`Error::packs`].
     pub(crate) async fn read_pack(&self, key: &str, range: Range<u64>) -> Result<Option<Bytes>> {
         let path = path(key);
         match self.packs.get_range(&path, range.clone()).await {
@@ -43,6 +47,37 @@ impl Store {
                 Failed::Ends(end) => self.packs.get_range(&path, range.start..end).await.map(Some).map_err(Error::packs),
             },
         }
+    }
+
+    /// Bytes of a pack, for a caller that checks every frame. Bytes that cannot be decrypted are
+    /// replaced by others, so that the frames beside them can be checked too.
+    ///
+    /// # Errors
+    /// As [`Self::read_pack`], but for [`Error::Altered`].
+    pub(crate) async fn read_pack_to_check(&self, key: &str, range: Range<u64>) -> Result<Option<Bytes>> {
+        let error = match self.read_pack(key, range.clone()).await {
+            Err(error @ Error::Altered { .. }) => error,
+            read => return read,
+        };
+        tracing::debug!(%error, "bytes of a pack cannot be decrypted");
+        let (mut bytes, mut at) = (BytesMut::new(), range.start);
+        while at < range.end {
+            let end = range.end.min((at / SEGMENT + 1) * SEGMENT);
+            let length = usize::try_from(end - at).unwrap_or(usize::MAX);
+            match self.read_pack(key, at..end).await {
+                Ok(None) => return Ok(None),
+                Ok(Some(read)) => {
+                    bytes.extend_from_slice(&read);
+                    if read.len() < length {
+                        break;
+                    }
+                }
+                Err(Error::Altered { .. }) => bytes.resize(bytes.len() + length, UNKNOWN),
+                Err(error) => return Err(error),
+            }
+            at = end;
+        }
+        Ok(Some(bytes.freeze()))
     }
 
     /// Ranges that follow each other, each in memory of its own: a piece that was sent is free
@@ -119,7 +154,7 @@ async fn take_apart(result: GetResult, ranges: &[Range<u64>]) -> object_store::R
             let read = move || {
                 let mut at = start;
                 let piece = |length: usize| {
-                    let piece = read_whole(&file, at, length)?;
+                    let piece = read_piece(&file, at, length)?;
                     at += length as u64;
                     Ok(piece)
                 };
@@ -151,20 +186,32 @@ async fn take_apart(result: GetResult, ranges: &[Range<u64>]) -> object_store::R
     }
 }
 
-/// Bytes of a file, fewer if it ends before. `Read::read_to_end` would ask for 8 KiB, then 16, and
-/// so on, for each piece.
-fn read_whole(file: &File, start: u64, length: usize) -> std::io::Result<Bytes> {
+/// Bytes of a file, fewer if it ends before, in memory that is used again if there are many.
+fn read_piece(file: &File, start: u64, length: usize) -> std::io::Result<Bytes> {
     // As much is read as there is room for.
     let of_pool = (PIECES.size() / 8 * 7..=PIECES.size()).contains(&length);
     let mut bytes = if of_pool { PIECES.take() } else { PIECES.hold(Vec::with_capacity(length)) };
+    fill(file, start, length, &mut bytes)?;
+    Ok(bytes.freeze())
+}
+
+/// Bytes of a file, fewer if it ends before.
+pub(crate) fn read_at(file: &File, start: u64, length: usize) -> std::io::Result<Vec<u8>> {
+    let mut bytes = Vec::with_capacity(length);
+    fill(file, start, length, &mut bytes)?;
+    Ok(bytes)
+}
+
+/// `Read::read_to_end` would ask for 8 KiB, then 16, and so on, for each piece.
+fn fill(file: &File, start: u64, length: usize, bytes: &mut Vec<u8>) -> std::io::Result<()> {
     while bytes.len() < length {
         let at = start + bytes.len() as u64;
-        match pread(file, spare_capacity(&mut bytes), at) {
+        match pread(file, spare_capacity(bytes), at) {
             Ok(0) => break,
             Ok(_) | Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
     }
     bytes.truncate(length);
-    Ok(bytes.freeze())
+    Ok(())
 }

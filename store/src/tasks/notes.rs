@@ -33,9 +33,13 @@ impl Store {
     /// The time in a note, in milliseconds since 1970; `None` if there is no note.
     pub(super) async fn read_note(&self, task: &str, note: Note) -> Result<Option<u64>> {
         let bytes = match self.packs.get(&note.path(task)).await {
-            Ok(found) => found.bytes().await.map_err(Error::packs)?,
+            Ok(found) => found.bytes().await,
             Err(object_store::Error::NotFound { .. }) => return Ok(None),
-            Err(error) => return Err(Error::packs(error)),
+            Err(error) => Err(error),
+        };
+        let bytes = match bytes.map_err(Error::packs) {
+            Err(Error::Altered { .. }) => return Ok(None),
+            bytes => bytes?,
         };
         // Ignore content that does not parse: a person may have written it.
         Ok(std::str::from_utf8(&bytes).ok().and_then(|text| text.trim().parse().ok()))

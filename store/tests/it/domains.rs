@@ -176,8 +176,8 @@ async fn what_a_killed_process_began_is_finished_by_the_next(backend: Backend) {
     let s = snapshot(&[1], vec![]);
     // Creation: the row; row and tables, without a marker.
     let first = rig.domains(2).await;
-    first.default_store().metadata().create_domain(name("a"), None).await.unwrap();
-    first.default_store().metadata().create_domain(name("b"), None).await.unwrap();
+    first.default_store().metadata().create_domain(name("a"), None, None).await.unwrap();
+    first.default_store().metadata().create_domain(name("b"), None, None).await.unwrap();
     first.adopt(&name("b")).await.unwrap();
     assert!(matches!(first.adopt(&name("nobody")).await, Err(Error::DomainUnknown(_))));
     let second = rig.domains(2).await;

@@ -12,6 +12,7 @@ mod codecs;
 mod contention;
 mod deferred;
 mod domains;
+mod encryption;
 mod faults;
 mod freeing;
 mod gc;

@@ -25,4 +25,6 @@ pub struct DomainRow {
     pub created_at: u64,
     /// When its deletion began, if it did: requests find no such domain since.
     pub deleting_since: Option<u64>,
+    /// Whether it has a wrapped key: what it writes to storage is encrypted.
+    pub encrypted: bool,
 }

@@ -22,10 +22,10 @@ pub fn files(dir: &Path) -> BTreeMap<String, u64> {
     files
 }
 
-/// Whether a key on storage is one that only packs should have: neither the journal's nor the
-/// marker.
+/// Whether a key on storage is one that only packs should have: not the journal's, not that of the
+/// marker or of the wrapped key.
 pub fn is_pack(key: &str) -> bool {
-    !key.starts_with("journal/") && key != "pf-store"
+    !key.starts_with("journal/") && key != "pf-store" && key != "pf-key"
 }
 
 /// Frame bytes and number of all objects that snapshots reach.

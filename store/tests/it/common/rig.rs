@@ -7,7 +7,8 @@ use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt as _};
 use pfr_store::storage::{self, StorageOptions};
 use pfr_store::{
-    Clock, DomainHome, DomainPacks, DomainTables, Domains, Metadata, Options, PostgresMetadata, PostgresOptions, SqliteMetadata, Store,
+    Clock, DomainHome, DomainPacks, DomainTables, Domains, Keys, Metadata, Options, PostgresMetadata, PostgresOptions, SqliteMetadata,
+    Store,
 };
 use pfr_testkit::postgres;
 use pfr_testkit::s3::Server;
@@ -28,6 +29,8 @@ pub enum Backend {
     SqliteS3,
     PostgresDisk,
     PostgresS3,
+    /// Packs in memory, encrypted: what tests read and write of them is plaintext.
+    SqliteSealed,
 }
 
 impl Backend {
@@ -58,14 +61,14 @@ macro_rules! on_backends {
 /// On each kind of metadata with each kind of packs.
 macro_rules! on_every_backend {
     ($($name:ident),+ $(,)?) => {
-        on_backends!([sqlite_disk = SqliteDisk, sqlite_s3 = SqliteS3, postgres_disk = PostgresDisk, postgres_s3 = PostgresS3]: $($name),+);
+        on_backends!([sqlite_disk = SqliteDisk, sqlite_s3 = SqliteS3, postgres_disk = PostgresDisk, postgres_s3 = PostgresS3, sealed = SqliteSealed]: $($name),+);
     };
 }
 
 /// Likewise, and in memory: many cases there, some on the others.
 macro_rules! on_every_backend_and_memory {
     ($($name:ident),+ $(,)?) => {
-        on_backends!([memory = Memory, sqlite_disk = SqliteDisk, sqlite_s3 = SqliteS3, postgres_disk = PostgresDisk, postgres_s3 = PostgresS3]: $($name),+);
+        on_backends!([memory = Memory, sqlite_disk = SqliteDisk, sqlite_s3 = SqliteS3, postgres_disk = PostgresDisk, postgres_s3 = PostgresS3, sealed = SqliteSealed]: $($name),+);
     };
 }
 
@@ -86,6 +89,7 @@ impl Place {
                 Self { packs: storage::open_dir(&packs).unwrap().0, dir: Some((packs, dir)) }
             }
             Backend::SqliteS3 | Backend::PostgresS3 => Self { packs: in_bucket(), dir: None },
+            Backend::SqliteSealed => Self { packs: pfr_store::encrypted(Arc::new(InMemory::new()), &[5; 32], false).unwrap(), dir: None },
         }
     }
 
@@ -220,6 +224,11 @@ impl Rig {
 
     /// The domains of another process, with so many connections to a shared database.
     pub async fn domains(&self, connections: u32) -> Domains {
+        self.domains_with(connections, Keys::default()).await
+    }
+
+    /// The same, with keys for encrypted ones.
+    pub async fn domains_with(&self, connections: u32, keys: Keys) -> Domains {
         let clock = self.options.clock.clone();
         let (metadata, tables): (Arc<dyn Metadata>, DomainTables) = match &self.tables {
             Tables::Memory => unreachable!("tables in memory are those of one domain"),
@@ -234,7 +243,7 @@ impl Rig {
             Some((dir, _)) => DomainPacks::Files { root: dir.clone(), inside: "" },
             None => DomainPacks::Bucket(Arc::clone(&self.packs)),
         };
-        Domains::new(self.place.store(&metadata, &self.options), Some(DomainHome { tables, packs }))
+        Domains::with_keys(self.place.store(&metadata, &self.options), Some(DomainHome { tables, packs }), keys)
     }
 
     /// Whether there are tables of a domain.

@@ -1,0 +1,232 @@
+//! Keys that wrap those of domains: files, commands, their rotation, and the first start.
+
+use super::{holds, key_file, key_text, keys, name, open, options};
+use crate::common::rig::{Backend, Rig};
+use crate::common::{leaks, push, snapshot};
+use object_store::path::Path;
+use pfr_store::{Domains, Error, KeyOptions, Keys};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+async fn kept(rig: &Rig) -> String {
+    String::from_utf8(rig.bytes(&Path::from("domains/sealed/pf-key")).await).unwrap()
+}
+
+async fn decides(domains: &Domains) -> String {
+    domains.default_store().metadata().domain_key(name("sealed")).await.unwrap().unwrap() + "\n"
+}
+
+async fn a_new_key_wraps_again_without_a_pack_and_a_kill_in_between_does_no_harm(backend: Backend) {
+    let (rig, dir) = (Rig::new(backend).await, tempfile::tempdir().unwrap());
+    let (sealed, s) = (name("sealed"), snapshot(&[1, 2], vec![]));
+    let first = rig.domains_with(2, keys(&dir, 'a')).await;
+    first.create_as(&sealed, Some(true)).await.unwrap();
+    push(&first.open(&sealed).await.unwrap(), &s, "t").await.unwrap();
+    let (before, packs) = (kept(&rig).await, rig.list(None).await);
+
+    let both = KeyOptions { old_key_file: options(&dir, "a.key", 'a').key_file, ..options(&dir, "b.key", 'b') };
+    let both = Keys::new(both).unwrap();
+    let second = rig.domains_with(2, both.clone()).await;
+    // It opens what the old key wrapped, before and after.
+    second.open(&sealed).await.unwrap().verify(&s.manifest.digest, &mut |_| ()).await.unwrap();
+    assert!(second.rewrap(&sealed).await.unwrap());
+    assert!(!second.rewrap(&name("default")).await.unwrap(), "it is not encrypted");
+    assert!(matches!(second.rewrap(&name("nobody")).await, Err(Error::DomainUnknown(_))));
+    let after = kept(&rig).await;
+    assert!(after != before && after == decides(&second).await);
+    assert_eq!(rig.list(None).await, packs);
+    // A kill after the catalogue had the new one, and before the storage: the next run writes it,
+    // and so does the next process that opens the domain.
+    for again in [true, false] {
+        rig.put(&Path::from("domains/sealed/pf-key"), before.clone().into_bytes()).await;
+        let next = rig.domains_with(2, both.clone()).await;
+        match again {
+            true => assert!(next.rewrap(&sealed).await.unwrap()),
+            false => drop(next.open(&sealed).await.unwrap()),
+        }
+        assert_eq!(kept(&rig).await, after, "once more changes nothing");
+    }
+    let new = rig.domains_with(2, keys(&dir, 'b')).await;
+    new.open(&sealed).await.unwrap().verify(&s.manifest.digest, &mut |_| ()).await.unwrap();
+    let old = rig.domains_with(2, keys(&dir, 'a')).await;
+    let error = old.open(&sealed).await.unwrap_err();
+    let file = dir.path().join("a.key").display().to_string();
+    assert!(matches!(&error, Error::Locked(reason) if reason.contains(&file) && reason.contains("old-key-file")), "{error}");
+    let none = rig.domains(2).await;
+    assert!(matches!(none.open(&sealed).await, Err(Error::Locked(_))));
+    assert!(matches!(none.create_as(&name("other"), Some(true)).await, Err(Error::Locked(_))));
+    // The process that had it open goes on.
+    first.open(&sealed).await.unwrap().verify(&s.manifest.digest, &mut |_| ()).await.unwrap();
+}
+
+on_backends!([sqlite_disk = SqliteDisk, postgres_s3 = PostgresS3]:
+    a_new_key_wraps_again_without_a_pack_and_a_kill_in_between_does_no_harm,
+);
+
+#[test]
+fn a_key_file_that_others_can_read_or_that_is_no_key_is_refused_by_its_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let good = key_text('a');
+    let long = good.repeat(100);
+    let cases = [
+        ("world.key", good.as_str(), 0o644, "chmod 600"),
+        ("group.key", good.as_str(), 0o660, "chmod 600"),
+        ("short.key", "YWJj", 0o600, "32 bytes as base64"),
+        ("text.key", "no key at all", 0o600, "32 bytes as base64"),
+        ("empty.key", "", 0o600, "32 bytes as base64"),
+        ("long.key", long.as_str(), 0o600, "too long"),
+    ];
+    for (file, text, mode, words) in cases {
+        let path = key_file(&dir, file, text, mode);
+        let error = Keys::new(KeyOptions { key_file: Some(path.clone()), ..KeyOptions::default() }).unwrap_err();
+        let said = error.to_string();
+        assert!(said.contains(words) && said.contains(&path.display().to_string()), "{said}");
+        assert!(text.len() < 10 || !said.contains(text.trim()), "{said} tells the key");
+    }
+    for path in [dir.path().to_owned(), dir.path().join("nothing")] {
+        let error = Keys::new(KeyOptions { old_key_file: Some(path), ..KeyOptions::default() }).unwrap_err();
+        assert!(matches!(error, Error::Locked(_)), "{error}");
+    }
+    let path = key_file(&dir, "kubernetes.key", &good, 0o440);
+    let keys = Keys::new(KeyOptions { key_file: Some(path.clone()), encrypt_new: true, ..KeyOptions::default() }).unwrap();
+    assert!(!format!("{keys:?}").contains(&good[..10]), "{keys:?}");
+    for wrong in [
+        KeyOptions { encrypt_new: true, ..KeyOptions::default() },
+        KeyOptions { key_file: Some(path), key_command: Some("/bin/true".into()), ..KeyOptions::default() },
+    ] {
+        assert!(matches!(Keys::new(wrong), Err(Error::Invalid(_))));
+    }
+}
+
+fn command(dir: &TempDir, script: &str) -> KeyOptions {
+    let path = key_file(dir, "command", &format!("#!/bin/sh\n{script}\n"), 0o700);
+    KeyOptions { key_command: Some(path), command_timeout: Duration::from_secs(2), ..KeyOptions::default() }
+}
+
+#[tokio::test]
+async fn a_command_wraps_in_the_place_of_a_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = dir.path().join("data");
+    let script = "case $1 in wrap) printf 'kms:'; cat;; unwrap) sed s/^kms://;; *) exit 9;; esac";
+    let (sealed, s) = (name("sealed"), snapshot(&[1], vec![]));
+    {
+        let domains = open(&data, command(&dir, script)).await.unwrap();
+        domains.create_as(&sealed, Some(true)).await.unwrap();
+        push(&domains.open(&sealed).await.unwrap(), &s, "t").await.unwrap();
+        assert!(domains.rewrap(&sealed).await.unwrap());
+        assert!(decides(&domains).await.contains("\"kms:"));
+    }
+    let again = open(&data, command(&dir, script)).await.unwrap();
+    again.open(&sealed).await.unwrap().verify(&s.manifest.digest, &mut |_| ()).await.unwrap();
+    // From a file to the command, with both.
+    let files = open(&dir.path().join("other"), options(&dir, "a.key", 'a')).await.unwrap();
+    files.create_as(&sealed, Some(true)).await.unwrap();
+    drop(files);
+    let both = KeyOptions { old_key_file: options(&dir, "a.key", 'a').key_file, ..command(&dir, script) };
+    let both = open(&dir.path().join("other"), both).await.unwrap();
+    assert!(both.rewrap(&sealed).await.unwrap());
+    assert!(decides(&both).await.contains("\"wrapped_by\":\"command\""));
+}
+
+#[tokio::test]
+async fn a_command_that_fails_hangs_or_gives_something_else_makes_no_domain_and_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let cases = [
+        ("echo the key service is away >&2; exit 3", "the key service is away"),
+        ("sleep 20", "did not end within 2 s"),
+        ("sleep 20 & wait", "did not end within 2 s"),
+        ("cat >/dev/null", "printed nothing"),
+        ("head -c 100000 /dev/zero | tr '\\0' x", "16 KiB"),
+        ("echo one; echo two", "more than one line"),
+        ("head -c 9 /dev/urandom; printf '\\377'", "no text"),
+        ("if [ $1 = wrap ]; then echo x; else echo AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=; fi", "another key"),
+        ("echo x", "32 bytes"),
+    ];
+    for (at, (script, words)) in cases.into_iter().enumerate() {
+        let domains = open(&dir.path().join(format!("data-{at}")), command(&dir, script)).await.unwrap();
+        let begin = Instant::now();
+        let error = domains.create_as(&name("sealed"), Some(true)).await.unwrap_err();
+        assert!(begin.elapsed() < Duration::from_secs(20), "{script}");
+        assert!(matches!(&error, Error::Locked(reason) if reason.contains(words)), "{script}: {error}");
+        assert!(matches!(domains.get(&name("sealed")).await, Err(Error::DomainUnknown(_))), "{script}");
+    }
+    let missing = KeyOptions { key_command: Some(dir.path().join("nothing")), ..KeyOptions::default() };
+    let domains = open(&dir.path().join("data"), missing).await.unwrap();
+    let error = domains.create_as(&name("sealed"), Some(true)).await.unwrap_err();
+    assert!(error.to_string().contains("cannot be started"), "{error}");
+}
+
+/// Files of packs and journal.
+fn packs(data: &std::path::Path) -> BTreeMap<String, u64> {
+    leaks::files(&data.join("packs"))
+}
+
+/// A copy of a data directory whose database is lost.
+fn without_database(data: &std::path::Path, copy: &std::path::Path) -> PathBuf {
+    for file in packs(data).keys() {
+        let to = copy.join("packs").join(file);
+        std::fs::create_dir_all(to.parent().unwrap()).unwrap();
+        std::fs::copy(data.join("packs").join(file), to).unwrap();
+    }
+    copy.to_owned()
+}
+
+fn new_domains(options: KeyOptions) -> KeyOptions {
+    KeyOptions { encrypt_new: true, ..options }
+}
+
+#[tokio::test]
+async fn the_default_domain_is_encrypted_from_its_first_byte_on_or_never() {
+    let dir = tempfile::tempdir().unwrap();
+    let (data, s) = (dir.path().join("data"), snapshot(&[1, 2], vec![]));
+    // Tables alone are no byte: it is new still.
+    drop(open(&data, KeyOptions::default()).await.unwrap());
+    let domains = open(&data, new_domains(options(&dir, "a.key", 'a'))).await.unwrap();
+    let info = domains.get(&name("default")).await.unwrap();
+    assert!(info.encrypted && packs(&data).keys().eq(["pf-key"]), "{:?}", packs(&data));
+    push(domains.default_store(), &s, "t").await.unwrap();
+    for file in packs(&data).keys().filter(|file| file.contains('/')) {
+        let bytes = std::fs::read(data.join("packs").join(file)).unwrap();
+        assert!(!holds(&bytes, &s.pages[0][..64]) && !holds(&bytes, b"team/agent"), "{file}");
+    }
+    drop(domains);
+    // The wrong key, and none: nothing is opened or written.
+    let before = packs(&data);
+    for wrong in [options(&dir, "b.key", 'b'), new_domains(options(&dir, "b.key", 'b')), KeyOptions::default()] {
+        assert!(matches!(open(&data, wrong).await, Err(Error::Locked(_))));
+        assert_eq!(packs(&data), before);
+    }
+    // The right key is enough: whether new domains are encrypted changes nothing here.
+    let domains = open(&data, options(&dir, "a.key", 'a')).await.unwrap();
+    domains.default_store().verify(&s.manifest.digest, &mut |_| ()).await.unwrap();
+    drop(domains);
+    // The database is lost: the key beside the packs is found again.
+    let lost = without_database(&data, &dir.path().join("lost"));
+    assert!(matches!(open(&lost, KeyOptions::default()).await, Err(Error::Locked(_))), "it is not taken for a new one");
+    let domains = open(&lost, options(&dir, "a.key", 'a')).await.unwrap();
+    let report = domains.default_store().rebuild(&mut |_| ()).await.unwrap();
+    assert_eq!((report.snapshots, report.tags, report.refused.len()), (1, 1, 0), "{report:?}");
+    domains.default_store().verify(&s.manifest.digest, &mut |_| ()).await.unwrap();
+
+    // A store that holds something in the clear stays so.
+    let plain: PathBuf = dir.path().join("plain");
+    let domains = open(&plain, KeyOptions::default()).await.unwrap();
+    push(domains.default_store(), &s, "t").await.unwrap();
+    drop(domains);
+    let unmarked = without_database(&plain, &dir.path().join("unmarked"));
+    std::fs::remove_file(unmarked.join("packs/pf-store")).unwrap();
+    let domains = open(&unmarked, new_domains(options(&dir, "a.key", 'a'))).await.unwrap();
+    assert!(!domains.default_store().is_encrypted(), "packs in the clear lie there");
+    for (data, is_lost) in [(plain.clone(), false), (without_database(&plain, &dir.path().join("lost-too")), true)] {
+        let domains = open(&data, new_domains(options(&dir, "a.key", 'a'))).await.unwrap();
+        assert!(!domains.default_store().is_encrypted(), "lost: {is_lost}");
+        if is_lost {
+            domains.default_store().rebuild(&mut |_| ()).await.unwrap();
+        }
+        domains.default_store().verify(&s.manifest.digest, &mut |_| ()).await.unwrap();
+        // New ones are encrypted.
+        assert!(domains.create(&name("sealed")).await.unwrap().0.encrypted);
+    }
+}
