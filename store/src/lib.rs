@@ -20,6 +20,7 @@ mod backends;
 mod clock;
 mod domains;
 mod error;
+mod events;
 mod frames;
 mod gc;
 mod images;

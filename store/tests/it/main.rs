@@ -12,6 +12,7 @@ mod codecs;
 mod contention;
 mod deferred;
 mod domains;
+mod events;
 mod faults;
 mod freeing;
 mod gc;

@@ -1,6 +1,7 @@
 //! What only a shared database has: concurrent writers, lost connections, restarts of the server.
 
 mod crash;
+mod events;
 mod sessions;
 
 use crate::common::{repository, snapshot, tag};
