@@ -31,6 +31,8 @@ groups! {
     Scraping = [&[Unauthorized, Denied, Unavailable]];
     /// Reads that name no repository.
     Listing = [ANY, &[CorruptStore]];
+    /// Following events.
+    Following = [ANY, &[StorageFull]];
     /// Reads in a repository.
     Reading = [ANY, &[AmbiguousDigest, RepositoryUnknown, SnapshotUnknown, TagUnknown, NotFound, CorruptStore]];
     /// Proofs.

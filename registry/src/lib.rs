@@ -23,6 +23,7 @@ pub mod commands;
 pub mod config;
 mod domains;
 mod error;
+mod events;
 mod failures;
 mod health;
 mod http;

@@ -11,7 +11,7 @@ use crate::oci;
 use crate::pull_through::{self, PullThrough};
 use crate::ui;
 use crate::v1::{
-    audit, domains, forks, frames, gc, inspect, integrity, pushes, quotas, repositories, retention, snapshots, stats, tags, tasks, tokens,
+    audit, domains, events, forks, frames, gc, inspect, integrity, pushes, quotas, repositories, retention, snapshots, stats, tags, tasks, tokens,
 };
 use axum::Router;
 use axum::middleware;
@@ -95,6 +95,7 @@ fn table() -> OpenApiRouter<App> {
         tags::put,
         tags::delete,
         forks::fork,
+        events::follow,
         stats::all,
         stats::of_repository,
         stats::usage,

@@ -54,6 +54,7 @@ const TABLE: &[(&str, &str, About)] = &[
     ("GET /v1/domains", "admin", Registry),
     ("GET /v1/domains/{domain}", "admin", Registry),
     ("GET /v1/domains/{domain}/quota", "admin", Registry),
+    ("GET /v1/events", "pull", Visible),
     ("GET /v1/gc", "admin", Domain),
     ("GET /v1/gc/{run}", "admin", Domain),
     ("GET /v1/repositories", "pull", Visible),
@@ -183,7 +184,8 @@ impl World {
         let pages =
             ["/", "/ui", "/ui/", "/ui/-/icon.svg", "/ui/-/repositories", "/ui/-/storage", "/ui/-/style.css", "/ui/-/tasks"].map(plain);
         let of_page = |rest: &str| (format!("/ui/{{repo}}{}", rest.replace("base", "{ref}")), format!("/ui/{REPO}{rest}"));
-        let reads = reads.chain([quota()]).chain(pages).chain(["", "/base"].map(of_page));
+        let events = ("/v1/events".to_owned(), "/v1/events?follow=false".to_owned());
+        let reads = reads.chain([quota(), events]).chain(pages).chain(["", "/base"].map(of_page));
         calls.extend(reads.map(|path| Call::new(Method::GET, path, Body::None)));
         let of_base = json!({"snapshot": "base"});
         let policies = json!({"policies": [{"name": "none", "repositories": "none/*", "keep_last": 1, "immutable_tags": ["v*"]}]});

@@ -11,6 +11,7 @@ mod common;
 mod conditions;
 mod config;
 mod domains;
+mod events;
 mod gc;
 mod integrity;
 mod jwt;

@@ -37,6 +37,7 @@ async fn tasks_are_listed_with_their_intervals_in_the_order_in_which_they_run() 
         ("compaction", 300),
         ("retention", 3600),
         ("audit-retention", 1800),
+        ("event-retention", 1800),
         ("prefix-index", 300),
         ("scrub", 604_800),
         ("domain-removal", 60),
@@ -47,7 +48,7 @@ async fn tasks_are_listed_with_their_intervals_in_the_order_in_which_they_run() 
     let off = Registry::start_with(|config| config.gc_interval_seconds = 0).await;
     // Deleted domains are removed, the index is filled, retention policies are followed, and the
     // audit log is kept small, whatever is collected.
-    let others = ["retention", "audit-retention", "prefix-index", "domain-removal"];
+    let others = ["retention", "audit-retention", "event-retention", "prefix-index", "domain-removal"];
     let collections = list(&off).await.into_iter().filter(|task| !others.contains(&&*task.name));
     assert!(collections.into_iter().all(|task| task.state == TaskState::Off && task.next_run_at.is_none()));
 }
