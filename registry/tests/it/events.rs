@@ -236,8 +236,9 @@ async fn guarded(change: impl FnOnce(&mut pfr_registry::Config)) -> (tempfile::T
     let registry = Registry::start_again(data.path(), |config| {
         config.require_tokens = true;
         change(config);
-    });
-    (data, registry.await, s)
+    })
+    .await;
+    (data, registry, s)
 }
 
 /// Moves a tag in a repository, as another process on the same store.
