@@ -25,6 +25,10 @@ macro_rules! groups {
 }
 
 groups! {
+    /// The liveness probe.
+    Alive = [&[InvalidRequest, Internal]];
+    /// The description of the API.
+    Describing = [&[InvalidRequest, Overloaded, Internal]];
     /// The readiness probe.
     Ready = [&[Unavailable]];
     /// The metrics.

@@ -24,6 +24,7 @@ pub mod config;
 mod domains;
 mod error;
 mod events;
+mod examples;
 mod failures;
 mod health;
 mod http;

@@ -36,6 +36,7 @@ const TABLE: &[(&str, &str, About)] = &[
     ("DELETE /v1/repositories/{repo}/tags/{tag}", "delete", Repository),
     ("DELETE /v1/tokens/{token}", "admin", Registry),
     ("GET /", "pull", Visible),
+    ("GET /docs", "open", Nothing),
     ("GET /livez", "open", Nothing),
     ("GET /metrics", "admin", Registry),
     ("GET /openapi.json", "open", Nothing),
@@ -175,7 +176,7 @@ impl World {
         let wanted = json!({"groups": [{"kind": Kind::Manifest, "digests": [fork]}]});
         let question = json!({"tokens": [1, 2], "fingerprint": Digest::sha256(b"")});
         let mut calls = Vec::new();
-        let reads = ["/livez", "/metrics", "/openapi.json", "/readyz", "/v1/damaged", "/v1/domains", "/v1/gc", "/v1/repositories"];
+        let reads = ["/docs", "/livez", "/metrics", "/openapi.json", "/readyz", "/v1/damaged", "/v1/domains", "/v1/gc", "/v1/repositories"];
         let reads = reads.into_iter().chain(["/v1/audit", "/v1/retention", "/v1/stats", "/v1/tasks", "/v1/tokens", "/v1/usage"]).map(plain);
         let reads =
             reads.chain(["/snapshots", "/stats", "/tags"].map(repo)).chain(["", "/diff/base", "/lineage", "/page-manifest"].map(of_tag));
