@@ -11,6 +11,7 @@
 
 pub(crate) mod backoff;
 mod direct;
+mod events;
 mod frames;
 mod gc;
 mod integrity;
@@ -22,6 +23,7 @@ mod read;
 mod send;
 mod trust;
 
+pub use events::{EventFilter, Events, Followed};
 pub use frames::BoxFrames;
 pub use pages::{Entry, PageOf, all_pages};
 pub use pushes::{FrameSource, Missing};

@@ -40,6 +40,7 @@ pub mod resume;
 pub mod run;
 pub mod shards;
 pub mod snapshot;
+pub mod sse;
 pub mod tree;
 
 mod document;

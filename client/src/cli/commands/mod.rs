@@ -4,6 +4,7 @@ pub mod agent;
 pub mod capture;
 mod diff;
 mod drain;
+mod events;
 mod gc;
 mod inspect;
 mod list;
@@ -54,6 +55,7 @@ pub async fn run(context: &mut Context, command: Command) -> Result<(), Failure>
         Command::Verify(args) => verify::run(context, args).await,
         Command::Scrub(args) => scrub::run(context, args).await,
         Command::Tasks(args) => tasks::run(context, args).await,
+        Command::Events(args) => events::run(context, args).await,
         Command::Retention(args) => retention::run(context, args).await,
         Command::Engines(at) => agent::engines(context, at).await,
         Command::Sequences(args) => agent::sequences(context, args).await,
