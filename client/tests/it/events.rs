@@ -79,7 +79,7 @@ async fn the_command_prints_each_event_and_goes_on_behind_an_id() {
     let start = EventId { epoch: log.epoch, number: log.last }.to_string();
     push_dir(&registry.remote(), directory(SMALL, &[1]).path(), "a").await.unwrap();
     let run = |args: &[&str]| {
-        let (code, stdout, stderr) = pf(dir.path(), &[&["events", "--once", "--registry", &registry.url], args].concat());
+        let (code, stdout, stderr) = pf(dir.path(), &[&["events", "--once", "--registry", &registry.url][..], args].concat());
         assert_eq!(code, 0, "{args:?}: {stderr}");
         stdout
     };
@@ -91,7 +91,7 @@ async fn the_command_prints_each_event_and_goes_on_behind_an_id() {
     let middle = lines[0]["id"].as_str().unwrap();
     let text = run(&["--after", middle]);
     assert!(text.contains("  tagged     team/agent:a  ") && !text.contains("pushed"), "{text}");
-    assert!(text.contains(&format!("`pf events --after {}` goes on", lines[1]["id"].as_str().unwrap())), "{text}");
+    assert!(text.contains(&format!("--after {} goes on from here", lines[1]["id"].as_str().unwrap())), "{text}");
     assert_eq!(run(&["--json", "--after", &start, "other/*"]), "");
     assert_eq!(run(&["--json", "--after", &start, "--kind", "deleted"]), "");
     // Events that the registry has forgotten.
@@ -99,7 +99,7 @@ async fn the_command_prints_each_event_and_goes_on_behind_an_id() {
     let reset: Value = serde_json::from_str(&run(&["--json", "--after", &start])).unwrap();
     assert_eq!((&reset["kind"], &reset["id"]), (&"reset".into(), &lines[1]["id"]));
     for wrong in [&["--after", "x"][..], &["--kind", "moved"], &["a b"]] {
-        let (code, _, stderr) = pf(dir.path(), &[&["events", "--registry", &registry.url], wrong].concat());
+        let (code, _, stderr) = pf(dir.path(), &[&["events", "--registry", &registry.url][..], wrong].concat());
         assert_eq!(code, 1, "{wrong:?}: {stderr}");
     }
 }

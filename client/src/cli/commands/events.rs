@@ -24,7 +24,7 @@ pub async fn run(context: &mut Context, args: Events) -> Result<(), Failure> {
         context.out.flush()?;
     }
     if let Some(id) = events.last().filter(|_| !context.json && !context.quiet) {
-        context.out.note(&format!("`pf events --after {id}` goes on from here"))?;
+        context.out.note(&format!("--after {id} goes on from here"))?;
     }
     Ok(())
 }
