@@ -21,6 +21,10 @@ impl Store {
     /// [`crate::Error::Unavailable`]; [`crate::Error::Full`] if the log cannot begin.
     #[boxed]
     pub async fn begin_events(&self) -> Result<EventLog> {
+        // Beginning a log writes, and is refused on a full disk. One that there is can be read.
+        if let Some(log) = self.metadata.events(u64::MAX, 0).await?.log {
+            return Ok(log);
+        }
         self.metadata.begin_events(uuid::Uuid::now_v7().simple().to_string()).await
     }
 

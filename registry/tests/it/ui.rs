@@ -721,7 +721,7 @@ async fn the_page_of_the_api_has_every_operation_type_and_error_code_and_asks_fo
         assert!(ids.contains(target), "#{target} leads nowhere");
     }
     assert!(!text.contains("http://") && !text.contains("src="), "something is loaded from elsewhere");
-    assert!(text.contains("\"prefix\": \"try\""), "examples are shown");
+    assert!(text.contains("&quot;prefix&quot;: &quot;try&quot;"), "examples are shown");
     // The same for a domain, whether or not it exists, and for a browser that sends a wrong token.
     for path in ["/domains/acme/docs", "/domains/nowhere/docs"] {
         assert_eq!(page_with(StatusCode::OK, browse(&registry, path).await).await, text, "{path}");
