@@ -91,9 +91,9 @@ pub(super) async fn note_collections<T: Tx>(tx: &mut T) -> Outcome<bool> {
 pub(super) async fn trim<T: Tx>(tx: &mut T, kept: Duration, rows: u64, limit: usize) -> Outcome<u64> {
     let Some(EventLog { last, .. }) = log(tx).await? else { return Ok(0) };
     let old = tx.now().await?.saturating_sub(millis(kept));
-    let too_old = "SELECT MAX(number) FROM (SELECT number FROM events WHERE noted_at < $1 ORDER BY noted_at, number LIMIT $2) AS old";
+    let too_old = "SELECT MAX(number) FROM (SELECT number FROM events WHERE noted_at < $1 ORDER BY noted_at, number LIMIT $2) AS going";
     let too_old: Option<u64> = tx.one(too_old, values![old, at_most(limit)]).await?;
-    let too_many = "SELECT MAX(number) FROM (SELECT number FROM events WHERE number <= $1 ORDER BY number LIMIT $2) AS old";
+    let too_many = "SELECT MAX(number) FROM (SELECT number FROM events WHERE number <= $1 ORDER BY number LIMIT $2) AS going";
     let too_many: Option<u64> = tx.one(too_many, values![last.saturating_sub(rows), at_most(limit)]).await?;
     let Some(forgotten) = too_old.max(too_many) else { return Ok(0) };
     let forget = "UPDATE event_log SET forgotten = $1 WHERE forgotten < $1";
