@@ -53,7 +53,10 @@ pub use error::{Error, Result};
 pub use progress::{Phase, Progress};
 pub use pull::{Destination, PullReport, pull};
 pub use push::{PushReport, PushTarget, Source, push, push_into_store};
-pub use remote::{BoxFrames, Distrust, Entry, OnRetry, PageOf, Remote, RemoteOptions, Retrying, VIA, all_pages, extra_roots, reason};
+pub use remote::{
+    BoxFrames, Distrust, Entry, EventFilter, Events, Followed, OnRetry, PageOf, Remote, RemoteOptions, Retrying, VIA, all_pages,
+    extra_roots, reason,
+};
 pub use signing::{find_signature, public_keys};
 pub use site::Site;
 pub use size::ByteSize;

@@ -11,6 +11,7 @@
 
 pub(crate) mod backoff;
 mod direct;
+mod events;
 mod frames;
 mod gc;
 mod integrity;
@@ -23,6 +24,7 @@ mod send;
 mod signing;
 mod trust;
 
+pub use events::{EventFilter, Events, Followed};
 pub use frames::BoxFrames;
 pub use pages::{Entry, PageOf, all_pages};
 pub use pushes::{FrameSource, Missing};

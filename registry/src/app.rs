@@ -55,6 +55,8 @@ pub(crate) struct App {
     pub(crate) request_permits: Arc<Semaphore>,
     /// The same for streams of frames.
     pub(crate) stream_permits: Arc<Semaphore>,
+    /// Places for clients that follow events. These hold them for hours.
+    pub(crate) event_streams: Arc<Semaphore>,
     /// How slow a client may be.
     pub(crate) pace: Pace,
     /// How long a request waits for a permit.
@@ -97,6 +99,7 @@ impl App {
             openapi: openapi.into(),
             request_permits: Arc::new(Semaphore::new(config.max_requests)),
             stream_permits: Arc::new(Semaphore::new(config.max_requests)),
+            event_streams: Arc::new(Semaphore::new(config.max_event_streams)),
             pace: config.pace(),
             queue: Duration::from_secs(config.queue_seconds),
             json_time: Duration::from_secs(config.json_body_seconds),

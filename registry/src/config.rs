@@ -152,6 +152,10 @@ settings! {
     audit_days: u64 = 90, "PF_REGISTRY_AUDIT_DAYS", "DAYS";
     /// Records that the audit log of a domain keeps, about [default: 1000000]: the newest.
     audit_rows: u64 = 1_000_000, "PF_REGISTRY_AUDIT_ROWS", "N";
+    /// Days for which events are kept [default: 7]: so long a reader may be away and miss none.
+    event_days: u64 = 7, "PF_REGISTRY_EVENT_DAYS", "DAYS";
+    /// Events that a domain keeps, about [default: 1000000]: the newest.
+    event_rows: u64 = 1_000_000, "PF_REGISTRY_EVENT_ROWS", "N";
     /// Requests a second of one caller, on average [default: 0]; 0 for no limit. A caller is the
     /// holder of a token, or the subject of an issuer's; without one, a source address. Beyond it:
     /// 429 with Retry-After. Each replica counts for itself.
@@ -171,6 +175,8 @@ settings! {
     /// Requests worked on at once [default: 256], and as many streams of frames. A request that
     /// waits for its client does not count; health and metrics are exempt.
     max_requests: usize = 256, "PF_REGISTRY_MAX_REQUESTS", "N";
+    /// Clients that follow events at once [default: 64]. They take no places of requests.
+    max_event_streams: usize = 64, "PF_REGISTRY_MAX_EVENT_STREAMS", "N";
     /// Seconds for which a request waits for its turn before it is refused with 503 and Retry-After
     /// [default: 30].
     queue_seconds: u64 = 30, "PF_REGISTRY_QUEUE_SECONDS", "S";
@@ -452,6 +458,9 @@ impl Config {
             ("redirect-seconds", self.redirect_seconds),
             ("audit-days", self.audit_days),
             ("audit-rows", self.audit_rows),
+            ("event-days", self.event_days),
+            ("event-rows", self.event_rows),
+            ("max-event-streams", self.max_event_streams as u64),
             ("burst-seconds", self.burst_seconds),
             ("tls-handshake-seconds", self.tls_handshake_seconds),
         ];

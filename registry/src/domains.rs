@@ -175,6 +175,11 @@ impl Domains {
         Ok(())
     }
 
+    /// Used up when the process stops.
+    pub(crate) fn stopping(&self) -> &Budget {
+        &self.0.stopping
+    }
+
     /// Ends all background work.
     pub(crate) fn stop(&self) {
         self.0.stopping.end();

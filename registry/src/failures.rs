@@ -25,12 +25,18 @@ macro_rules! groups {
 }
 
 groups! {
+    /// The liveness probe.
+    Alive = [&[InvalidRequest, Internal]];
+    /// The description of the API.
+    Describing = [&[InvalidRequest, Overloaded, Internal]];
     /// The readiness probe.
     Ready = [&[Unavailable]];
     /// The metrics.
     Scraping = [&[Unauthorized, Denied, Unavailable]];
     /// Reads that name no repository.
     Listing = [ANY, &[CorruptStore]];
+    /// Following events.
+    Following = [ANY, &[StorageFull]];
     /// Reads in a repository.
     Reading = [ANY, &[AmbiguousDigest, RepositoryUnknown, SnapshotUnknown, TagUnknown, NotFound, CorruptStore]];
     /// Proofs.

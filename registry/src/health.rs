@@ -17,7 +17,10 @@ use std::time::Duration;
 const READY: Duration = Duration::from_secs(5);
 
 /// The process runs
-#[utoipa::path(get, path = "/livez", operation_id = "livez", tag = "operations", responses((status = 200, description = "Alive", body = String, content_type = "text/plain")))]
+#[utoipa::path(
+    get, path = "/livez", operation_id = "livez", tag = "operations",
+    responses((status = 200, description = "Alive", body = String, content_type = "text/plain"), failures::Alive),
+)]
 pub(crate) async fn livez(_: Access<Open, AllRepositories>) -> &'static str {
     "alive\n"
 }
@@ -75,7 +78,10 @@ pub(crate) async fn metrics(_: Access<Admin, Metrics>, State(app): State<App>) -
 }
 
 /// This document
-#[utoipa::path(get, path = "/openapi.json", operation_id = "openapi", tag = "operations", responses((status = 200, description = "OpenAPI", body = Object)))]
+#[utoipa::path(
+    get, path = "/openapi.json", operation_id = "openapi", tag = "operations",
+    responses((status = 200, description = "OpenAPI", body = Object), failures::Describing),
+)]
 pub(crate) async fn openapi(_: Access<Open, AllRepositories>, State(app): State<App>) -> impl IntoResponse {
     ([(header::CONTENT_TYPE, "application/json")], app.openapi.clone())
 }

@@ -23,6 +23,8 @@ pub mod commands;
 pub mod config;
 mod domains;
 mod error;
+mod events;
+mod examples;
 mod failures;
 mod health;
 mod http;

@@ -9,6 +9,7 @@ pub(crate) const REQUESTS: &str = "pf_http_requests_total";
 pub(crate) const DURATION: &str = "pf_http_request_duration_seconds";
 pub(crate) const IN_FLIGHT: &str = "pf_http_in_flight_requests";
 pub(crate) const CONNECTIONS: &str = "pf_http_open_connections";
+pub(crate) const EVENT_STREAMS: &str = "pf_event_streams";
 pub(crate) const TLS_EXPIRY: &str = "pf_tls_certificate_expiry_timestamp_seconds";
 pub(crate) const TLS_FAILED: &str = "pf_tls_failed_handshakes_total";
 pub(crate) const RELOAD_ERRORS: &str = "pf_reload_errors_total";
@@ -108,6 +109,7 @@ fn describe() {
     describe_histogram!(DURATION, Unit::Seconds, "Time from a request's headers to the last byte of its response.");
     describe_gauge!(IN_FLIGHT, Unit::Count, "Requests being served.");
     describe_gauge!(CONNECTIONS, Unit::Count, "Connections that are open.");
+    describe_gauge!(EVENT_STREAMS, Unit::Count, "Clients that follow events.");
     describe_gauge!(TLS_EXPIRY, Unit::Seconds, "When the certificate in force expires, since 1970.");
     describe_counter!(TLS_FAILED, Unit::Count, "Connections that ended before the end of their TLS handshake, by reason.");
     describe_counter!(RELOAD_ERRORS, Unit::Count, "Certificates, token issuers and keys that were read again and could not be used.");
@@ -182,7 +184,7 @@ fn describe() {
     for what in ["certificate", "issuers", "keys"] {
         metrics::counter!(RELOAD_ERRORS, "what" => what).increment(0);
     }
-    for name in [IN_FLIGHT, CONNECTIONS] {
+    for name in [IN_FLIGHT, CONNECTIONS, EVENT_STREAMS] {
         metrics::gauge!(name).increment(0.0);
     }
 }

@@ -5,14 +5,15 @@
 
 use crate::app::App;
 use crate::auth::{action_of, name_of};
+use crate::examples;
 use crate::health;
 use crate::http::request;
 use crate::oci;
 use crate::pull_through::{self, PullThrough};
 use crate::ui;
 use crate::v1::{
-    audit, domains, forks, frames, gc, inspect, integrity, pushes, quotas, repositories, retention, signing, snapshots, stats, tags, tasks,
-    tokens,
+    audit, domains, events, forks, frames, gc, inspect, integrity, pushes, quotas, repositories, retention, signing, snapshots, stats, tags,
+    tasks, tokens,
 };
 use axum::Router;
 use axum::middleware;
@@ -96,6 +97,7 @@ fn table() -> OpenApiRouter<App> {
         tags::put,
         tags::delete,
         forks::fork,
+        events::follow,
         stats::all,
         stats::of_repository,
         stats::usage,
@@ -145,6 +147,7 @@ macro_rules! others {
 fn pages() -> Vec<Other> {
     others![ui:
         "GET" get "/" overview,
+        "GET" get "/docs" docs,
         "GET" get "/ui" start,
         "GET" get "/ui/" start,
         "GET" get "/ui/-/repositories" repositories,
@@ -188,6 +191,7 @@ pub fn actions_of_others() -> impl Iterator<Item = (String, &'static str)> {
 fn named((schemas, mut paths, methods): UtoipaMethodRouter<App>, action: Option<Action>) -> UtoipaMethodRouter<App> {
     for path in paths.paths.values_mut() {
         for operation in [&mut path.get, &mut path.put, &mut path.post, &mut path.delete].into_iter().flatten() {
+            examples::add(operation);
             let extensions = operation.extensions.get_or_insert_default();
             extensions.insert("x-pf-action".to_owned(), name_of(action).into());
             if action.is_none() {

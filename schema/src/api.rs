@@ -14,6 +14,7 @@ macro_rules! api {
 
 mod audit;
 mod domains;
+mod events;
 mod gc;
 mod integrity;
 mod matching;
@@ -33,6 +34,7 @@ mod tokens;
 
 pub use audit::*;
 pub use domains::*;
+pub use events::*;
 pub use gc::*;
 pub use integrity::*;
 pub use matching::*;

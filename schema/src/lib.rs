@@ -41,6 +41,7 @@ pub mod run;
 pub mod shards;
 pub mod signature;
 pub mod snapshot;
+pub mod sse;
 pub mod tree;
 
 mod document;

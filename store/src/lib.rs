@@ -21,6 +21,7 @@ mod clock;
 mod domains;
 mod encryption;
 mod error;
+mod events;
 mod frames;
 mod gc;
 mod images;

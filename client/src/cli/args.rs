@@ -14,7 +14,7 @@ pub use names::{Diff, Fork, Inspect, Log, Ls, Prune, Rm, TagArgs};
 pub use reference::{Expected, Relative, Target, repository_of};
 pub use signing::{Keygen, Sign, Signing, SigningCommand};
 pub use transfer::{Encode, Import, Pull, Push};
-pub use upkeep::{Completions, Df, Gc, Pin, Retention, RetentionCommand, Scrub, Stats, TaskCommand, Tasks, Verify};
+pub use upkeep::{Completions, Df, Events, Gc, Pin, Retention, RetentionCommand, Scrub, Stats, TaskCommand, Tasks, Verify};
 
 use super::config::{EVERYWHERE, Overrides};
 use clap::builder::styling::{AnsiColor, Styles};
@@ -175,6 +175,9 @@ pub enum Command {
     /// Show and set which tags of the registry need signed snapshots
     #[command(after_help = signing::SIGNING_EXAMPLES)]
     Signing(Signing),
+    /// Follow what happens in the registry: pushes, tags, deletions, collections
+    #[command(after_help = upkeep::EVENTS_EXAMPLES)]
+    Events(Events),
     /// List the engines whose state this host's capture agent can take and restore
     Engines(AgentAt),
     /// List the sequences of an engine that can be captured, and what its requests saved

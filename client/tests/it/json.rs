@@ -79,8 +79,8 @@ fn fields<'a>(value: &'a Value, found: &mut Vec<(&'a str, &'a Value)>) {
     }
 }
 
-/// Commands that write no result of their own as JSON.
-const WITHOUT: [&str; 5] = ["completions", "demo", "help", "import", "login"];
+/// Commands that write no result of their own as JSON, or one for each event.
+const WITHOUT: [&str; 6] = ["completions", "demo", "events", "help", "import", "login"];
 
 /// The commands that `pf --help` lists.
 fn commands(dir: &Path) -> BTreeSet<String> {

@@ -132,7 +132,7 @@ mod tests {
         assert_eq!(ids(When::InTransaction), CHANGES.into());
         assert_eq!(ids(When::Before), ["start_gc", "pause_task", "resume_task", "scrub", "run_retention"].into());
         assert!(PREPARATIONS.iter().all(|id| ids(When::IfReads).contains(id)));
-        assert_eq!(ids(When::Never), ["livez", "readyz", "openapi", "GET /ui/-/style.css", "GET /ui/-/icon.svg"].into());
+        assert_eq!(ids(When::Never), ["livez", "readyz", "openapi", "GET /docs", "GET /ui/-/style.css", "GET /ui/-/icon.svg"].into());
         assert_eq!(ids(When::IfRefused), [METRICS].into());
         for ((method, route), operation) in &operations.0 {
             let is_read = method == "GET" || operation.action == "pull" || PREPARATIONS.contains(&operation.id.as_str());

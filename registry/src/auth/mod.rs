@@ -18,9 +18,11 @@ mod action;
 mod caller;
 mod credentials;
 mod gate;
+mod standing;
 
 pub(crate) use access::{Access, AllRepositories, Anywhere, Catalogue, Metrics, Session, SomeRepositories, action_of};
 pub(crate) use action::{Admin, Delete, Open, Pull, Push, name_of};
 pub(crate) use caller::{Caller, KnownCaller, Target};
 pub(crate) use credentials::{basic_challenge, challenges};
 pub(crate) use gate::Gate;
+pub(crate) use standing::Standing;

@@ -16,15 +16,16 @@ use pfr_store::{Domains, GcPart, PrefixIndexTask, Schedule, ScrubOptions, Store,
 use retention::RetentionTask;
 use std::sync::Arc;
 use std::time::Duration;
-use tasks::{AuditRetentionTask, CollectionTask, DomainRemovalTask, ScrubTask};
+use tasks::{AuditRetentionTask, CollectionTask, DomainRemovalTask, EventRetentionTask, ScrubTask};
 use tokio::sync::Semaphore;
 
 /// Time between two searches for snapshots that are not in the prefix index yet. Each is one small
 /// query.
 const PREFIX_INDEX: Duration = Duration::from_secs(300);
 
-/// Time between two looks for records of the audit log that are too old or too many.
-const AUDIT_RETENTION: Duration = Duration::from_secs(1800);
+/// Time between two looks for records of the audit log, and for events, that are too old or too
+/// many.
+const LOG_RETENTION: Duration = Duration::from_secs(1800);
 
 /// Scheduled collections at once, in all domains together.
 const COLLECTIONS: usize = 2;
@@ -74,9 +75,15 @@ pub(crate) fn schedule(
         Arc::new(RetentionTask { retention: retention.clone(), interval: Duration::from_secs(config.retention_interval_seconds) }),
         Arc::new(AuditRetentionTask {
             store: store.clone(),
-            interval: AUDIT_RETENTION,
+            interval: LOG_RETENTION,
             kept: Duration::from_secs(config.audit_days.saturating_mul(86_400)),
             rows: config.audit_rows,
+        }),
+        Arc::new(EventRetentionTask {
+            store: store.clone(),
+            interval: LOG_RETENTION,
+            kept: Duration::from_secs(config.event_days.saturating_mul(86_400)),
+            rows: config.event_rows,
         }),
         Arc::new(PrefixIndexTask { store: store.clone(), interval: PREFIX_INDEX }),
         scrub,

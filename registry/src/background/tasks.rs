@@ -99,6 +99,34 @@ impl Task for AuditRetentionTask {
     }
 }
 
+/// Deletes events that are too old or too many.
+pub(super) struct EventRetentionTask {
+    pub(super) store: Store,
+    pub(super) interval: Duration,
+    pub(super) kept: Duration,
+    pub(super) rows: u64,
+}
+
+#[async_trait]
+impl Task for EventRetentionTask {
+    fn name(&self) -> &'static str {
+        "event-retention"
+    }
+
+    fn interval(&self) -> Duration {
+        self.interval
+    }
+
+    async fn run(&self, budget: &Budget) -> Result<RunEnd> {
+        while self.store.metadata().trim_events(self.kept, self.rows, TRIMMED).await? > 0 {
+            if budget.is_used_up() {
+                return Ok(RunEnd::Stopped);
+            }
+        }
+        Ok(RunEnd::Finished)
+    }
+}
+
 /// Reads every pack and names what is damaged.
 pub(super) struct ScrubTask {
     pub(super) store: Store,

@@ -5,6 +5,7 @@
 //!                 │
 //!                 ├─▶ tree, bars, chart: lineages, costs and sizes as SVG
 //!                 └─▶ page: the frame around every page, and the headers that keep it closed
+//! OpenAPI document ─▶ docs: the same for people, made once
 //! failures ─▶ http::request ─▶ problem: the same problem as a page, if a browser asks
 //! ```
 //!
@@ -17,6 +18,7 @@
 
 mod bars;
 mod chart;
+mod docs;
 mod files;
 mod links;
 mod overview;
@@ -31,6 +33,7 @@ mod tree;
 mod verify;
 mod words;
 
+pub(crate) use docs::docs;
 pub(crate) use files::{icon, style};
 pub(crate) use overview::{overview, start};
 pub(crate) use problem::Browser;

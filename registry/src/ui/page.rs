@@ -3,6 +3,7 @@
 use super::files::{ICON_LINK, STYLE_LINK};
 use super::links::Links;
 use crate::auth::Caller;
+use axum::body::Body;
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 use maud::{DOCTYPE, Markup, html};
@@ -14,6 +15,23 @@ use pfr_schema::DomainName;
 /// nothing.
 const CONTENT_SECURITY_POLICY: &str =
     "default-src 'none'; style-src 'self'; img-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
+
+/// A page, as text, as a response.
+pub(super) fn respond_with(status: StatusCode, page: impl Into<Body>) -> Response {
+    let headers = [
+        (header::CONTENT_TYPE, "text/html; charset=utf-8"),
+        // What a page shows changes all the time, and is for this caller only.
+        (header::CACHE_CONTROL, "private, no-cache"),
+        (header::CONTENT_SECURITY_POLICY, CONTENT_SECURITY_POLICY),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        // `no-referrer` would take the origin off the forms.
+        (header::REFERRER_POLICY, "same-origin"),
+        (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),
+        (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
+    ];
+    let headers = headers.map(|(name, value)| (name, HeaderValue::from_static(value)));
+    (status, headers, page.into()).into_response()
+}
 
 /// The entries of the navigation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,21 +64,14 @@ impl Page<'_> {
     }
 
     pub(super) fn respond_with(self, status: StatusCode) -> Response {
-        let headers = [
-            (header::CONTENT_TYPE, "text/html; charset=utf-8"),
-            // What a page shows changes all the time, and is for this caller only.
-            (header::CACHE_CONTROL, "private, no-cache"),
-            (header::CONTENT_SECURITY_POLICY, CONTENT_SECURITY_POLICY),
-            (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
-            // `no-referrer` would take the origin off the forms.
-            (header::REFERRER_POLICY, "same-origin"),
-            (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),
-            (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
-        ];
-        let headers = headers.map(|(name, value)| (name, HeaderValue::from_static(value)));
+        respond_with(status, self.text())
+    }
+
+    /// The page as text.
+    pub(super) fn text(self) -> String {
         // The one place through which everything goes that a user chose: names, labels, documents.
         // `maud` has escaped what would be markup; this is what would not be seen.
-        (status, headers, printable(&self.render().into_string())).into_response()
+        printable(&self.render().into_string())
     }
 
     fn render(self) -> Markup {
@@ -108,7 +119,7 @@ impl Page<'_> {
                     footer {
                         p {
                             "pf-registry " (env!("CARGO_PKG_VERSION")) " · "
-                            a href="/openapi.json" { "description of the API" }
+                            a href="/docs" { "the API" } " · " a href="/openapi.json" { "as OpenAPI" }
                             @if self.caller.is_some_and(Caller::operates_registry) { " · " a href="/metrics" { "metrics" } }
                             @if let Some(label) = self.caller.and_then(Caller::label) { " · signed in with the token " strong { (label) } }
                         }

@@ -3,6 +3,7 @@
 
 pub(crate) mod audit;
 pub(crate) mod domains;
+pub(crate) mod events;
 pub(crate) mod forks;
 pub(crate) mod frames;
 pub(crate) mod gc;

@@ -37,6 +37,7 @@ const TABLE: &[(&str, &str, About)] = &[
     ("DELETE /v1/repositories/{repo}/tags/{tag}", "delete", Repository),
     ("DELETE /v1/tokens/{token}", "admin", Registry),
     ("GET /", "pull", Visible),
+    ("GET /docs", "open", Nothing),
     ("GET /livez", "open", Nothing),
     ("GET /metrics", "admin", Registry),
     ("GET /openapi.json", "open", Nothing),
@@ -55,6 +56,7 @@ const TABLE: &[(&str, &str, About)] = &[
     ("GET /v1/domains", "admin", Registry),
     ("GET /v1/domains/{domain}", "admin", Registry),
     ("GET /v1/domains/{domain}/quota", "admin", Registry),
+    ("GET /v1/events", "pull", Visible),
     ("GET /v1/gc", "admin", Domain),
     ("GET /v1/gc/{run}", "admin", Domain),
     ("GET /v1/repositories", "pull", Visible),
@@ -181,7 +183,7 @@ impl World {
         let wanted = json!({"groups": [{"kind": Kind::Manifest, "digests": [fork]}]});
         let question = json!({"tokens": [1, 2], "fingerprint": Digest::sha256(b"")});
         let mut calls = Vec::new();
-        let reads = ["/livez", "/metrics", "/openapi.json", "/readyz", "/v1/damaged", "/v1/domains", "/v1/gc", "/v1/repositories"];
+        let reads = ["/docs", "/livez", "/metrics", "/openapi.json", "/readyz", "/v1/damaged", "/v1/domains", "/v1/gc", "/v1/repositories"];
         let reads = reads
             .into_iter()
             .chain(["/v1/audit", "/v1/retention", "/v1/signing", "/v1/stats", "/v1/tasks", "/v1/tokens", "/v1/usage"])
@@ -194,7 +196,8 @@ impl World {
         let pages =
             ["/", "/ui", "/ui/", "/ui/-/icon.svg", "/ui/-/repositories", "/ui/-/storage", "/ui/-/style.css", "/ui/-/tasks"].map(plain);
         let of_page = |rest: &str| (format!("/ui/{{repo}}{}", rest.replace("base", "{ref}")), format!("/ui/{REPO}{rest}"));
-        let reads = reads.chain([quota()]).chain(pages).chain(["", "/base"].map(of_page));
+        let events = ("/v1/events".to_owned(), "/v1/events?follow=false".to_owned());
+        let reads = reads.chain([quota(), events]).chain(pages).chain(["", "/base"].map(of_page));
         calls.extend(reads.map(|path| Call::new(Method::GET, path, Body::None)));
         let of_base = json!({"snapshot": "base"});
         let policies = json!({"policies": [{"name": "none", "repositories": "none/*", "keep_last": 1, "immutable_tags": ["v*"]}]});

@@ -12,6 +12,7 @@ mod conditions;
 mod config;
 mod domains;
 mod encryption;
+mod events;
 mod gc;
 mod integrity;
 mod jwt;

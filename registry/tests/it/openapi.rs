@@ -181,6 +181,124 @@ fn the_document_says_the_bounds_that_the_registry_keeps() {
     }
 }
 
+/// Why a value is not what a schema says; none if it is. Knows the words that `check_schema` does.
+fn contradiction(document: &Value, schema: &Value, value: &Value, place: &str) -> Option<String> {
+    if let Some(reference) = schema["$ref"].as_str() {
+        return contradiction(document, &document.pointer(&reference[1..]).cloned().unwrap_or_default(), value, place);
+    }
+    let fails = |why: &str| Some(format!("{place}: {value} {why} {schema}"));
+    let kinds: Vec<&str> = match &schema["type"] {
+        Value::Array(kinds) => kinds.iter().filter_map(Value::as_str).collect(),
+        kind => kind.as_str().into_iter().collect(),
+    };
+    let is = |kind: &&str| match *kind {
+        "null" => value.is_null(),
+        "boolean" => value.is_boolean(),
+        "object" => value.is_object(),
+        "array" => value.is_array(),
+        "string" => value.is_string(),
+        "integer" => value.is_u64() || value.is_i64(),
+        _ => value.is_number(),
+    };
+    if !kinds.is_empty() && !kinds.iter().any(is) {
+        return fails("has not the type of");
+    }
+    if schema["enum"].as_array().is_some_and(|values| !values.contains(value)) {
+        return fails("is none of");
+    }
+    let size = value.as_f64().or(value.as_str().map(|text| text.chars().count() as f64)).or(value.as_array().map(|list| list.len() as f64));
+    let words = if value.is_string() {
+        ["minLength", "maxLength"]
+    } else if value.is_array() {
+        ["minItems", "maxItems"]
+    } else {
+        ["minimum", "maximum"]
+    };
+    if let Some(size) = size {
+        let [least, most] = words.map(|word| schema[word].as_f64());
+        if least.is_some_and(|least| size < least) || most.is_some_and(|most| size > most) {
+            return fails("is out of the bounds of");
+        }
+    }
+    for word in ["oneOf", "anyOf"] {
+        let choices = schema[word].as_array().into_iter().flatten();
+        let reasons: Vec<Option<String>> = choices.map(|choice| contradiction(document, choice, value, place)).collect();
+        if !reasons.is_empty() && reasons.iter().all(Option::is_some) {
+            return reasons.into_iter().flatten().next();
+        }
+    }
+    let parts = schema["allOf"].as_array().into_iter().flatten().map(|part| contradiction(document, part, value, place));
+    let items = value.as_array().filter(|_| schema.get("items").is_some()).into_iter().flatten();
+    let items = items.map(|item| contradiction(document, &schema["items"], item, &format!("{place}[]")));
+    let members = value.as_object().into_iter().flatten().map(|(name, member)| match schema["properties"].get(name) {
+        Some(schema) => contradiction(document, schema, member, &format!("{place}.{name}")),
+        // A misspelt name; an object without properties may be anything.
+        None if schema["properties"].is_object() => Some(format!("{place} has {name:?}, which {schema} has not")),
+        None => None,
+    });
+    let required = schema["required"].as_array().filter(|_| value.is_object()).into_iter().flatten();
+    let lacking =
+        required.filter(|name| value.get(name.as_str().unwrap_or_default()).is_none()).map(|name| Some(format!("{place} lacks {name}")));
+    parts.chain(items).chain(members).chain(lacking).flatten().next()
+}
+
+#[test]
+fn every_operation_has_examples_that_its_types_allow_and_error_codes_with_their_status() {
+    let document: Value = serde_json::from_str(&pfr_registry::routes::openapi()).expect("the document is JSON");
+    let codes: Vec<&str> = pfr_schema::ErrorCode::ALL.iter().map(|code| code.name()).collect();
+    let mut examples = 0;
+    for (path, item) in document["paths"].as_object().expect("paths") {
+        for (method, operation) in item.as_object().expect("operations") {
+            let place = format!("{method} {path}");
+            let request = operation["requestBody"]["content"].as_object().into_iter().flatten();
+            let responses = operation["responses"].as_object().expect("responses");
+            let answers = responses.iter().filter(|(status, _)| status.starts_with('2'));
+            let answers = answers.flat_map(|(_, response)| response["content"].as_object().into_iter().flatten());
+            for (kind, content) in request.chain(answers) {
+                // There is no text that shows bytes.
+                if content["schema"]["format"] == "binary" {
+                    continue;
+                }
+                let example = content.get("example").unwrap_or_else(|| panic!("{place}: {kind} has no example"));
+                assert_eq!(contradiction(&document, &content["schema"], example, &place), None);
+                examples += 1;
+            }
+            for parameter in operation["parameters"].as_array().into_iter().flatten() {
+                assert!(parameter["description"].is_string(), "{place}: {} is not described", parameter["name"]);
+            }
+            let errors: Vec<_> = responses.iter().filter(|(status, _)| status.starts_with(['4', '5'])).collect();
+            assert!(!errors.is_empty(), "{place} has no errors");
+            for (status, response) in errors {
+                for name in response["description"].as_str().expect("a description").split(", ") {
+                    let code = codes.iter().position(|code| *code == name).map(|at| pfr_schema::ErrorCode::ALL[at]);
+                    let code = code.unwrap_or_else(|| panic!("{place}: {status} says {name:?}, which is no error code"));
+                    assert_eq!(&code.status().to_string(), status, "{place}: {name}");
+                }
+            }
+        }
+    }
+    assert!(examples > 50, "{examples} examples");
+}
+
+/// A checker that refuses nothing would prove nothing.
+#[test]
+fn an_example_that_a_type_does_not_allow_is_found() {
+    let document: Value = serde_json::from_str(&pfr_registry::routes::openapi()).expect("the document is JSON");
+    let refuses = |name: &str, value: Value| {
+        let schema = json!({"$ref": format!("#/components/schemas/{name}")});
+        contradiction(&document, &schema, &value, name).is_some()
+    };
+    let digest = "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
+    assert!(!refuses("ForkRequest", json!({"snapshot": "latest", "count": 2, "prefix": "try"})));
+    assert!(refuses("ForkRequest", json!({"snapshot": "latest", "count": 0, "prefix": "try"})));
+    assert!(refuses("ForkRequest", json!({"snapshot": "latest", "count": "2", "prefix": "try"})));
+    assert!(refuses("ForkRequest", json!({"snapshot": "latest", "prefix": "try"})));
+    assert!(!refuses("TagList", json!({"tags": [{"name": "a", "digest": digest, "updated_at": 1}]})));
+    assert!(refuses("TagList", json!({"tags": [{"name": "a", "digest": digest, "updated_at": 1, "updated": 1}]})));
+    assert!(refuses("TagList", json!({"tags": [{"name": "a", "digest": digest, "updated_at": -1}]})));
+    assert!(refuses("EventKind", json!("moved")) && !refuses("EventKind", json!("tagged")));
+}
+
 /// Every list and every number that a schema allows, with its place.
 fn lists_and_numbers<'a>(document: &'a Value, schema: &'a Value, place: &str, found: &mut Vec<(String, &'a Value)>) {
     if let Some(reference) = schema["$ref"].as_str() {

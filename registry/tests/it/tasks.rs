@@ -37,6 +37,7 @@ async fn tasks_are_listed_with_their_intervals_in_the_order_in_which_they_run() 
         ("compaction", 300),
         ("retention", 3600),
         ("audit-retention", 1800),
+        ("event-retention", 1800),
         ("prefix-index", 300),
         ("scrub", 604_800),
         ("domain-removal", 60),
@@ -46,8 +47,8 @@ async fn tasks_are_listed_with_their_intervals_in_the_order_in_which_they_run() 
     assert_eq!((scrub.state, scrub.succeeded_at), (TaskState::Idle, None));
     let off = Registry::start_with(|config| config.gc_interval_seconds = 0).await;
     // Without collections, too, deleted domains are removed, the index is filled, retention
-    // policies are followed, and the audit log is kept small.
-    let others = ["retention", "audit-retention", "prefix-index", "domain-removal"];
+    // policies are followed, and the audit log and the events are kept small.
+    let others = ["retention", "audit-retention", "event-retention", "prefix-index", "domain-removal"];
     let collections = list(&off).await.into_iter().filter(|task| !others.contains(&&*task.name));
     assert!(collections.into_iter().all(|task| task.state == TaskState::Off && task.next_run_at.is_none()));
 }

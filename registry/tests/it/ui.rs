@@ -431,7 +431,7 @@ async fn a_token_opens_the_pages_of_its_repositories_and_no_page_tells_of_others
     let pages = crawl(&registry, Some(&reader), &["/", "/ui/-/repositories?limit=1"]).await;
     for (path, text) in &pages {
         // The description of the API is the same for all callers.
-        if path != "/openapi.json" {
+        if !["/docs", "/openapi.json"].contains(&path.as_str()) {
             assert_eq!(tells(text), None, "{path}: {text}");
             assert!(!text.contains("acme") && !text.contains("under way"), "{path}: {text}");
         }
@@ -691,4 +691,41 @@ async fn a_thousand_forks_are_drawn_in_a_tenth_of_a_second() {
         println!("{path} with 1,000 forks: {:.1} ms", time.as_secs_f64() * 1000.0);
         assert!(time < limit, "{path}: {time:?}, the limit is {limit:?}");
     }
+}
+
+#[tokio::test]
+async fn the_page_of_the_api_has_every_operation_type_and_error_code_and_asks_for_no_token() {
+    let registry = Registry::start_with(|config| config.require_tokens = true).await;
+    let text = page_with(StatusCode::OK, browse(&registry, "/docs").await).await;
+    let document: Value = serde_json::from_str(&pfr_registry::routes::openapi()).expect("JSON");
+    let mut ids = BTreeSet::new();
+    for (path, item) in document["paths"].as_object().expect("paths") {
+        for (method, operation) in item.as_object().expect("operations") {
+            let id = operation["operationId"].as_str().expect("an id");
+            let heading = format!("<h3 id=\"{id}\"><code>{} {path}</code></h3>", method.to_uppercase());
+            assert!(text.contains(&heading), "{heading}");
+            assert!(text.contains(&format!("<li><a href=\"#{id}\">")), "{id} is not in the list");
+        }
+    }
+    for name in document["components"]["schemas"].as_object().expect("schemas").keys() {
+        assert!(text.contains(&format!("<h3 id=\"type-{name}\">")), "{name}");
+    }
+    for code in ErrorCode::ALL {
+        assert!(text.contains(&format!("id=\"error-{}\"", code.name())), "{code}");
+    }
+    for id in text.split(" id=\"").skip(1).filter_map(|rest| rest.split('"').next()) {
+        assert!(ids.insert(id), "{id} twice");
+    }
+    // Nothing is loaded from elsewhere, and each link within the page leads to something.
+    for target in text.split(" href=\"#").skip(1).filter_map(|rest| rest.split('"').next()) {
+        assert!(ids.contains(target), "#{target} leads nowhere");
+    }
+    assert!(!text.contains("http://") && !text.contains("src="), "something is loaded from elsewhere");
+    assert!(text.contains("&quot;prefix&quot;: &quot;try&quot;"), "examples are shown");
+    // The same for a domain, whether or not it exists, and for a browser that sends a wrong token.
+    for path in ["/domains/acme/docs", "/domains/nowhere/docs"] {
+        assert_eq!(page_with(StatusCode::OK, browse(&registry, path).await).await, text, "{path}");
+    }
+    let other = registry.token(&["nothing/*:pull"]).await;
+    assert_eq!(page_with(StatusCode::OK, browse_as(&registry, Some(&other), "/docs").await).await, text);
 }

@@ -161,6 +161,7 @@ impl<'a> Run<'a> {
         if self.recorded.is_some() || (!self.options.dry_run && (self.did_something() || self.error.is_some())) {
             let recorded = self.record().await;
             self.note(recorded);
+            self.store.note_collections().await;
         }
         match self.error {
             Some(error) => Err(error),

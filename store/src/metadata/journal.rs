@@ -3,7 +3,7 @@
 use super::arguments::at_most;
 use super::sql::{Sql, values};
 use super::tx::{Fail, Outcome, Tx};
-use super::{JournalRow, JournalState, NamesCursor, Unjournaled};
+use super::{JournalRow, JournalState, NamesCursor, Unjournaled, events};
 use crate::journal::summary_of;
 use pfr_schema::journal::Record;
 use pfr_schema::{Digest, RepositoryName, Tag};
@@ -19,7 +19,8 @@ async fn settle<T: Tx>(tx: &mut T) -> Outcome<()> {
 
 pub(super) async fn unjournaled<T: Tx>(tx: &mut T, limit: usize) -> Outcome<Vec<Unjournaled>> {
     settle(tx).await?;
-    let rows: Vec<(u64, String)> = tx.query("SELECT seq, record FROM changes ORDER BY seq LIMIT $1", values![at_most(limit)]).await?;
+    let find = "SELECT seq, record FROM changes WHERE is_name = true ORDER BY seq LIMIT $1";
+    let rows: Vec<(u64, String)> = tx.query(find, values![at_most(limit)]).await?;
     let unjournaled = |(seq, record): (u64, String)| {
         let record = serde_json::from_str(&record).map_err(|e| Fail::internal(format!("change {seq} cannot be read: {e}")))?;
         Ok(Unjournaled { seq, record })
@@ -33,7 +34,7 @@ pub(super) async fn journaled<T: Tx>(tx: &mut T, rows: &[JournalRow]) -> Outcome
                       ON CONFLICT (key) DO NOTHING";
         tx.execute(insert, values![&row.key, row.first, row.last, row.summary, row.records]).await?;
         if !row.summary {
-            tx.execute("DELETE FROM changes WHERE seq BETWEEN $1 AND $2", values![row.first, row.last]).await?;
+            events::keep(tx, row.first, row.last).await?;
         }
     }
     Ok(())

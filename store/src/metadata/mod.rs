@@ -22,6 +22,7 @@ pub(crate) mod children;
 mod collect;
 mod commit;
 mod domains;
+mod events;
 pub(crate) mod fail;
 mod images;
 mod index;
@@ -318,6 +319,19 @@ macro_rules! metadata_transactions {
             /// Records journal objects, all or none: changes between the numbers of an object of
             /// changes lie in it. Twice is no error.
             journaled(rows: Vec<JournalRow>) -> () = WRITE |tx| journal::journaled(tx, rows);
+            /// Where the log of events stands. The first call begins it: no event is kept before.
+            /// `epoch` is what it is called then.
+            begin_events(epoch: String) -> EventLog = GROW |tx| events::begin(tx, epoch);
+            /// Events with greater numbers than `after`, in their order, and where the log stands.
+            /// An event is here when its change is in the journal. Once a number was seen here, no
+            /// smaller one appears.
+            events(after: u64, limit: usize) -> EventPage = SNAPSHOT |tx| events::after(tx, *after, *limit);
+            /// Lets the events of collections appear, unless changes of names wait for the journal:
+            /// then they appear with these. Returns whether none is left.
+            note_collections() -> bool = WRITE |tx| events::note_collections(tx);
+            /// Deletes events: those that are older than `kept`, and then those below the newest
+            /// `rows` numbers, each time about `limit`, the oldest first. Returns how many in all.
+            trim_events(kept: Duration, rows: u64, limit: usize) -> u64 = WRITE |tx| events::trim(tx, *kept, *rows, *limit);
             /// Begins a walk over all names: returns the number of the last change that every page
             /// contains, and where to begin.
             begin_names() -> (u64, NamesCursor) = SNAPSHOT |tx| journal::begin_names(tx);

@@ -9,7 +9,7 @@ use super::sessions::make_repository;
 use super::snapshots::{find_manifest, remove};
 use super::sql::{Sql, values};
 use super::tx::{Outcome, Tx};
-use super::{ObjectId, quota};
+use super::{ObjectId, events, quota};
 use pfr_schema::journal::Record;
 use pfr_schema::{Digest, Kind, RepositoryName, Tag};
 use std::collections::HashMap;
@@ -46,6 +46,7 @@ pub(super) async fn restore_names<T: Tx>(tx: &mut T, records: &[Record], last: u
     }
     let last = last.max(last_number(tx).await?);
     number_after(tx, last).await?;
+    events::end(tx).await?;
     Ok(lost.into_values().cloned().collect())
 }
 

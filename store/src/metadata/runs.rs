@@ -3,7 +3,8 @@
 use super::arguments::{cursor, one_more, paged};
 use super::sql::values;
 use super::tx::{Outcome, Tx};
-use super::{GC_RUNS, GcRun, GcTrigger, Page};
+use super::{GC_RUNS, GcRun, GcTrigger, Page, events};
+use pfr_schema::api::GcReport;
 
 fn trigger_word(trigger: GcTrigger) -> &'static str {
     match trigger {
@@ -19,7 +20,15 @@ pub(super) async fn record<T: Tx>(tx: &mut T, run: &GcRun) -> Outcome<()> {
     tx.execute(insert, values![&run.id, trigger_word(run.trigger), run.started_at, run.finished_at, &run.report]).await?;
     let forget = "DELETE FROM gc_runs WHERE id <= (SELECT id FROM gc_runs ORDER BY id DESC LIMIT 1 OFFSET $1)";
     tx.execute(forget, values![GC_RUNS as u64]).await?;
+    if let Some(report) = run.finished_at.and_then(|_| serde_json::from_str::<GcReport>(&run.report).ok()).filter(did_something) {
+        events::note_collection(tx, &report).await?;
+    }
     Ok(())
+}
+
+/// Whether a run is an event for those that follow what the registry holds.
+fn did_something(report: &GcReport) -> bool {
+    report.released + report.unclaimed + report.packs_deleted > 0
 }
 
 pub(super) async fn list<T: Tx>(tx: &mut T, after: Option<&str>, limit: usize) -> Outcome<Page<GcRun>> {

@@ -13,6 +13,7 @@ mod contention;
 mod deferred;
 mod domains;
 mod encryption;
+mod events;
 mod faults;
 mod freeing;
 mod gc;

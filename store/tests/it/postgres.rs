@@ -2,6 +2,7 @@
 
 mod crash;
 mod images;
+mod events;
 mod sessions;
 
 use crate::common::{repository, snapshot, tag};

@@ -4,7 +4,8 @@ use super::Where;
 use crate::cli::completion::{references, repositories};
 use pfr_client::Age;
 use pfr_client::ByteSize;
-use pfr_schema::Reference;
+use pfr_schema::api::{EventId, EventKind};
+use pfr_schema::{Pattern, Reference};
 use std::path::PathBuf;
 
 pub const STATS_EXAMPLES: &str = "\
@@ -191,6 +192,32 @@ pub enum RetentionCommand {
         #[arg(long)]
         dry_run: bool,
     },
+}
+
+pub const EVENTS_EXAMPLES: &str = "\
+Examples:
+  pf events
+  pf events 'team/*' --kind tagged
+  pf events --json | jq -c '[.kind, .repository, .tag]'
+
+A cut connection is made again, and no event is lost. Each event has an id in --json; --after goes on behind it, as long as the \
+registry keeps events (a week, unless it is set otherwise). With --json each event is one document on one line.";
+
+/// Arguments of `events`.
+#[derive(Debug, clap::Args)]
+pub struct Events {
+    /// Only events of this repository; `*` stands for any characters
+    #[arg(value_name = "REPOSITORY", add = repositories())]
+    pub repository: Option<Pattern>,
+    /// Only this kind: pushed, tagged, deleted or collected
+    #[arg(long, value_name = "KIND")]
+    pub kind: Option<EventKind>,
+    /// Begin behind the event with this id, instead of now
+    #[arg(long, value_name = "ID")]
+    pub after: Option<EventId>,
+    /// End with the last event that there is, instead of waiting for more
+    #[arg(long)]
+    pub once: bool,
 }
 
 /// Arguments of `completions`.

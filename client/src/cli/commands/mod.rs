@@ -4,6 +4,7 @@ pub mod agent;
 pub mod capture;
 mod diff;
 mod drain;
+mod events;
 mod gc;
 mod inspect;
 mod list;
@@ -57,6 +58,7 @@ pub async fn run(context: &mut Context, command: Command) -> Result<(), Failure>
         Command::Keygen(args) => signing::keygen(context, args),
         Command::Scrub(args) => scrub::run(context, args).await,
         Command::Tasks(args) => tasks::run(context, args).await,
+        Command::Events(args) => events::run(context, args).await,
         Command::Retention(args) => retention::run(context, args).await,
         Command::Signing(args) => signing::run(context, args).await,
         Command::Engines(at) => agent::engines(context, at).await,
