@@ -21,6 +21,7 @@ use crate::plan::Totals;
 use crate::progress::{Phase, Progress};
 use crate::remote::Remote;
 use fetch::Fetcher;
+use pfr_schema::api::SnapshotDetail;
 use pfr_schema::{Digest, RepositoryName, Selector, Tag};
 use pfr_store::Store;
 use serde::Serialize;
@@ -47,6 +48,17 @@ pub enum Destination {
         /// A store to take blobs from that need not be fetched. Nothing is added to it.
         store: Option<Store>,
     },
+}
+
+/// What a pull would fetch. Bytes are raw bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Lacking {
+    /// Blobs and nodes that are not here.
+    pub blobs: u64,
+    /// Bytes of them.
+    pub bytes: u64,
+    /// Bytes of everything that the snapshot lists.
+    pub bytes_total: u64,
 }
 
 /// The result of a pull.
@@ -90,16 +102,42 @@ pub async fn pull(
 ) -> Result<PullReport> {
     let (start, trips) = (Instant::now(), remote.round_trips());
     progress.enter(Phase::Negotiating);
-    let said = remote.snapshot(repository, selector).await?.summary.digest;
-    let digest = match selector {
-        Selector::Digest(asked) if *asked != said => {
-            return Err(remote.protocol(format!("the request names {asked}, the answer {said}")));
-        }
-        Selector::Prefix(asked) if !asked.matches(&said) => {
-            return Err(remote.protocol(format!("the request names {asked}…, the answer {said}")));
-        }
-        _ => said,
-    };
+    let digest = look_up(remote, repository, selector).await?.summary.digest;
+    let report = pull_found(remote, repository, digest, destination, progress).await?;
+    Ok(PullReport { round_trips: remote.round_trips() - trips, seconds: start.elapsed().as_secs_f64(), ..report })
+}
+
+/// What a registry says of the snapshot that a selector means. No frame is asked for, and nothing
+/// but the digest that was asked for is verified: whatever is decided by it must be decided again
+/// by the bytes.
+///
+/// # Errors
+/// As [`Remote::snapshot`]; [`crate::Error::Protocol`] if the answer is of another snapshot.
+#[boxed]
+pub async fn look_up(remote: &Remote, repository: &RepositoryName, selector: &Selector) -> Result<SnapshotDetail> {
+    let detail = remote.snapshot(repository, selector).await?;
+    let said = detail.summary.digest;
+    match selector {
+        Selector::Digest(asked) if *asked != said => Err(remote.protocol(format!("the request names {asked}, the answer {said}"))),
+        Selector::Prefix(asked) if !asked.matches(&said) => Err(remote.protocol(format!("the request names {asked}…, the answer {said}"))),
+        _ => Ok(detail),
+    }
+}
+
+/// The same as [`pull`] for a snapshot that was looked up before.
+///
+/// # Errors
+/// As [`pull`].
+#[boxed]
+pub async fn pull_found(
+    remote: &Remote,
+    repository: &RepositoryName,
+    digest: Digest,
+    destination: &Destination,
+    progress: &Progress,
+) -> Result<PullReport> {
+    let (start, trips) = (Instant::now(), remote.round_trips());
+    progress.enter(Phase::Negotiating);
     let fetcher = Fetcher::new(remote, repository, progress);
     let totals: Totals = match destination {
         Destination::Store { store, repository, tag } => into_store::pull(&fetcher, digest, store, repository, tag.clone()).await?,
@@ -118,4 +156,13 @@ pub async fn pull(
         round_trips: remote.round_trips() - trips,
         seconds: start.elapsed().as_secs_f64(),
     })
+}
+
+/// What a pull into a store would fetch. Asks for nodes, and for no page; the store is as before.
+///
+/// # Errors
+/// As [`pull`].
+#[boxed]
+pub async fn lacking(remote: &Remote, repository: &RepositoryName, digest: Digest, store: &Store) -> Result<Lacking> {
+    into_store::lacking(&Fetcher::new(remote, repository, &Progress::default()), digest, store, repository).await
 }

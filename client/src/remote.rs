@@ -29,6 +29,7 @@ pub use send::reason;
 pub use trust::{Distrust, extra_roots};
 
 use crate::error::{Error, Result};
+use futures::future::BoxFuture;
 use pfr_schema::RepositoryName;
 use pfr_service::Secret;
 use reqwest::Url;
@@ -78,6 +79,31 @@ impl OnRetry {
 impl fmt::Debug for OnRetry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("OnRetry")
+    }
+}
+
+/// Holds received bytes back, so that a transfer takes no more bandwidth than it may. It is asked
+/// before each piece of frames is handed on, with the bytes of the piece. While a piece waits, no
+/// more of its stream is read.
+#[derive(Clone)]
+pub struct Brake(Arc<Hold>);
+
+type Hold = dyn Fn(u64) -> BoxFuture<'static, ()> + Send + Sync;
+
+impl Brake {
+    /// Waits as long as `hold` does.
+    pub fn new(hold: impl Fn(u64) -> BoxFuture<'static, ()> + Send + Sync + 'static) -> Self {
+        Self(Arc::new(hold))
+    }
+
+    fn hold(&self, bytes: u64) -> BoxFuture<'static, ()> {
+        (self.0)(bytes)
+    }
+}
+
+impl fmt::Debug for Brake {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Brake")
     }
 }
 
@@ -149,6 +175,7 @@ pub struct Remote {
     connection: Arc<Connection>,
     direct: Arc<direct::Direct>,
     via: Option<Arc<str>>,
+    brake: Option<Brake>,
 }
 
 impl fmt::Debug for Remote {
@@ -217,6 +244,7 @@ impl Remote {
             connection: Arc::default(),
             direct,
             via: None,
+            brake: None,
         })
     }
 
@@ -225,6 +253,12 @@ impl Remote {
     #[must_use]
     pub fn via(&self, chain: &str) -> Self {
         Self { via: Some(chain.into()), ..self.clone() }
+    }
+
+    /// The same registry, whose frames are held back.
+    #[must_use]
+    pub fn braked(&self, brake: Brake) -> Self {
+        Self { brake: Some(brake), ..self.clone() }
     }
 
     /// The base URL, without a trailing slash.

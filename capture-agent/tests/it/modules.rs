@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 /// Each module may use those before it. What is not in the list is used by all (errors, settings,
 /// metrics) or uses all (the agent itself, its control interface).
-const ORDER: &[&str] = &["memory", "copies", "engines", "llama", "snapshot", "saves", "restore", "library"];
+const ORDER: &[&str] = &["memory", "copies", "engines", "llama", "snapshot", "saves", "restore", "library", "jobs"];
 
 fn sources(path: &Path, into: &mut Vec<PathBuf>) {
     if path.is_dir() {
