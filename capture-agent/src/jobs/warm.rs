@@ -65,7 +65,7 @@ impl Agent {
             return wrong(format!("newest is a number from 1 to {NEWEST}"));
         }
         if request.keep_seconds.is_some_and(|seconds| seconds > LONGEST_KEEP_SECONDS) {
-            return wrong(format!("snapshots are kept for {LONGEST_KEEP_SECONDS} seconds at most; `pf pin --local` keeps one for longer"));
+            return wrong(format!("snapshots are kept for {LONGEST_KEEP_SECONDS} seconds at most"));
         }
         if request.rate.is_some_and(|rate| rate < LEAST_RATE) {
             return wrong(format!("the least limit is {LEAST_RATE} bytes a second"));

@@ -1,7 +1,7 @@
 //! Commands that move snapshots.
 
-use super::Passed;
 use super::reference::{Expected, Relative};
+use super::{AgentAt, Passed};
 use crate::cli::completion::references;
 use clap::Subcommand;
 use pfr_schema::Reference;
@@ -59,6 +59,7 @@ Examples:
   pf pull team/agent:step-1
   pf pull team/agent:step-1 ./snapshot
   pf pull team/agent@sha256:9f86d081884c…
+  pf pull team/agent:step-1 --for vllm-0         only if it fits this engine
 
 The first keeps the snapshot in the local store, under the same name. The last line of stdout is the digest. \
 After an interruption run the same command again: it fetches what is missing.";
@@ -72,4 +73,9 @@ pub struct Pull {
     /// Write a snapshot directory here, and nothing into the local store
     #[arg(value_hint = clap::ValueHint::DirPath)]
     pub dir: Option<PathBuf>,
+    /// Refuse a snapshot that does not fit this engine of the agent, before any of it is fetched
+    #[arg(long = "for", value_name = "ENGINE")]
+    pub engine: Option<String>,
+    #[command(flatten)]
+    pub at: AgentAt,
 }

@@ -6,6 +6,7 @@ mod diff;
 mod drain;
 mod gc;
 mod inspect;
+mod jobs;
 mod list;
 pub mod log;
 mod login;
@@ -62,6 +63,8 @@ pub async fn run(context: &mut Context, command: Command) -> Result<(), Failure>
         Command::Match(args) => matching::run(context, args).await,
         Command::Pushes(at) => agent::pushes(context, at).await,
         Command::Drain(args) => drain::run(context, args).await,
+        Command::Warm(args) => jobs::warm(context, args).await,
+        Command::Jobs(args) => jobs::jobs(context, args).await,
         Command::Import(Import::Processfork(passed)) => Err(become_program(IMPORT_PROCESSFORK, context, passed)),
         Command::Login(args) => login::login(context, args).await,
         Command::Logout(at) => login::logout(context, at).await,
