@@ -165,7 +165,8 @@ fn a_drain_names_the_engine_that_could_not_be_asked() {
     let home = tempfile::tempdir().unwrap();
     let socket = home.path().join("agent.sock");
     agent(&socket, |_| {
-        let problem = json!({"type": "t", "title": "t", "status": 409, "detail": "rank 1 is missing", "code": "engine_busy", "retryable": true});
+        let problem =
+            json!({"type": "t", "title": "t", "status": 409, "detail": "rank 1 is missing", "code": "engine_busy", "retryable": true});
         let failed = json!([{"engine": "vllm", "sequence": "", "problem": problem}]);
         Answer::Json(drained(&json!({"plan": [], "done": [], "failed": failed, "bytes": 0, "eta_seconds": null, "recompute_tokens": 0})))
     });

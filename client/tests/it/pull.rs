@@ -1,7 +1,8 @@
 //! Pull: from a real registry into stores and directories.
 
+use crate::common::agent::{Answer, agent};
 use crate::common::sample::{LARGE, SMALL, blob_path, directory, everything, page, write};
-use crate::common::{Registry, files, memory, pull_dir, pull_store, push_dir, remote, repository, same_files, selector, tag, target};
+use crate::common::{Registry, files, memory, pf, pull_dir, pull_store, push_dir, remote, repository, same_files, selector, tag, target};
 use pfr_client::{Destination, Progress, Source, pull, push};
 use pfr_schema::api::MatchRequest;
 use pfr_schema::checkpoint::Checkpoint;
@@ -354,4 +355,26 @@ async fn a_checkpoint_without_pages_has_a_directory_too() {
     let target = pfr_client::PushTarget { repository: "other".parse().unwrap(), ..target("t") };
     let pushed = push(&Source::Directory(copy.path().into()), &registry.remote(), target, &Progress::default()).await.unwrap();
     assert_eq!((pushed.digest, pushed.blobs_sent, pushed.created), (digest, 0, true));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pull_for_an_engine_that_it_does_not_fit_asks_for_no_frame() {
+    let (registry, dir) = (Registry::start().await, tempfile::tempdir().unwrap());
+    push_dir(&registry.remote(), directory(SMALL, &[1, 2, 3]).path(), "t").await.unwrap();
+    let front = Front::start(&registry.url, |_| Fate::Pass);
+    let socket = dir.path().join("agent.sock");
+    agent(&socket, |request| match request {
+        "POST /v1/engines/fits/checks" => Answer::Json(serde_json::json!({"engine": "fits", "boundary": 3})),
+        _ => Answer::Problem(409, "fingerprint_mismatch", "weights: 1 in the engine, 2 in the snapshot"),
+    });
+    let pull = |engine: &str| {
+        let socket = socket.to_str().unwrap();
+        pf(dir.path(), &["pull", "team/agent:t", "--registry", &front.url, "--for", engine, "--agent", socket])
+    };
+    let asked = || front.seen().iter().any(|seen: &Seen| seen.asked().is_some());
+    let (code, stdout, stderr) = pull("other");
+    assert!(code == 4 && stdout.is_empty() && stderr.contains("weights: 1 in the engine, 2 in the snapshot"), "{code} {stdout}{stderr}");
+    assert!(!asked() && !front.seen().is_empty());
+    let (code, _, stderr) = pull("fits");
+    assert!(code == 0 && asked(), "{stderr}");
 }
