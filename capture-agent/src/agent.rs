@@ -41,8 +41,8 @@ struct Inner {
 }
 
 impl Agent {
-    /// Opens the local store and continues unfinished pushes. Jobs that were under way are listed as
-    /// interrupted.
+    /// Opens the local store and continues unfinished pushes. Jobs that were under way are listed
+    /// as interrupted.
     ///
     /// # Errors
     /// [`Error::Store`], [`Error::Io`]; [`Error::Invalid`] if another agent has this data folder.

@@ -304,8 +304,8 @@ impl Agent {
                 JobRequest::Warm(request) => job.warm = Some(self.plan_warm(request).await?),
                 JobRequest::Drain(request) => job.drain = Some(self.plan_drain(request).await?),
             }
-            let bytes = (job.warm.as_ref().map(|warm| warm.bytes)).or(job.drain.as_ref().map(|drain| drain.bytes));
-            job.bytes_total = bytes.unwrap_or_default();
+            let of_drain = job.drain.as_ref().map_or(0, |drain| drain.bytes);
+            job.bytes_total = job.warm.as_ref().map_or(of_drain, |warm| warm.bytes);
             return Ok(job);
         }
         job.state = JobState::Running;

@@ -234,11 +234,7 @@ impl Agent {
         let said = pfr_client::look_up(&remote, &found.repository, &found.selector).await?;
         let digest = said.summary.digest;
         let outline = Outline::of(&said, false)?;
-        let refusal = match &request.engine {
-            Some(engine) => self.check(engine, &outline).err(),
-            None => None,
-        };
-        let refusal = match refusal {
+        let refusal = match request.engine.as_ref().and_then(|engine| self.check(engine, &outline).err()) {
             None if self.waits_to_be_pushed(found) => Some(Error::NewerHere { reference: found.reference() }),
             refusal => refusal,
         };

@@ -164,7 +164,8 @@ async fn what_is_warmed_is_planned_fetched_once_and_kept_for_its_time() {
     let listed = b.agent.jobs().list();
     assert_eq!(listed.iter().map(|job| job.state).collect::<Vec<_>>(), [JobState::Done; 2]);
 
-    // A shorter time does not end a longer one; a snapshot that was not kept before is not kept for ever.
+    // A shorter time does not end a longer one. A snapshot that was not kept before is kept for the
+    // shorter one.
     let before = front.seen().iter().filter(|seen| asks_for_frames(seen)).count();
     let (_, again) = run(&b, keep(1)).await;
     assert_eq!(again.items.iter().map(|item| (item.bytes, item.bytes_received)).collect::<Vec<_>>(), [(0, 0); 2]);

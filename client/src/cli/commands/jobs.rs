@@ -13,6 +13,7 @@ use parking_lot::Mutex;
 use pfr_client::{AgentClient, Error};
 use pfr_schema::ErrorCode;
 use pfr_schema::agent::{Job, JobRequest, JobState, Warm, WarmRequest, WarmState};
+use pfr_schema::api::Problem;
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -156,11 +157,11 @@ fn ended(job: &Job) -> Result<(), Failure> {
         (JobState::Planned | JobState::Running | JobState::Done, _) => Ok(()),
         (JobState::Failed, Some(problem)) => {
             let failed = job.warm.iter().flat_map(|warm| &warm.items).filter(|item| item.state == WarmState::Failed).count();
-            let said = match failed {
-                0 => one_line(&problem.detail),
-                failed => format!("{} could not be pulled: {}", count(failed as u64, "snapshot"), one_line(&problem.detail)),
+            let message = match failed {
+                0 => said(problem),
+                failed => format!("{} could not be pulled: {}", count(failed as u64, "snapshot"), said(problem)),
             };
-            Err(Failure::new(problem.code, said).hint(again))
+            Err(Failure::new(problem.code, message).hint(again))
         }
         (state, _) => Err(Failure::new(ErrorCode::Unavailable, format!("the job was {}", state.name())).hint(again)),
     }
@@ -174,6 +175,11 @@ fn unknown(error: Error) -> Failure {
         true => failure.hint(Suggestion::new("jobs").agent().then(" lists the jobs")),
         false => failure,
     }
+}
+
+/// A refusal in a cell: each field that differs has a line of its own in it.
+fn said(problem: &Problem) -> String {
+    one_line(&problem.detail.replace("\n  ", "; "))
 }
 
 fn seconds(seconds: f64) -> String {
@@ -202,8 +208,8 @@ fn print_warm(context: &mut Context, job: &Job) -> Result<(), Failure> {
     ]);
     for item in &warm.items {
         let result = match (item.state, &item.problem) {
-            (WarmState::Skipped, Some(problem)) => format!("left out: {}", one_line(&problem.detail)),
-            (_, Some(problem)) => one_line(&problem.detail),
+            (WarmState::Skipped, Some(problem)) => format!("left out: {}", said(problem)),
+            (_, Some(problem)) => said(problem),
             (WarmState::Planned, None) if item.bytes == 0 => "here".to_owned(),
             (WarmState::Planned, None) => "planned".to_owned(),
             (WarmState::Done, None) => format!("here, {} received", bytes(item.bytes_received)),
