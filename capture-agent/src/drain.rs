@@ -203,7 +203,7 @@ impl Agent {
 fn missed(handle: &Handle, engine: &str, sequence: &str, error: &Error) {
     let failure = failure(engine, sequence, error);
     handle.update(|job| {
-        _ = job.error.get_or_insert_with(|| failure.problem.clone());
+        job.error.get_or_insert_with(|| failure.problem.clone());
         job.drain.iter_mut().for_each(|drain| drain.failed.push(failure.clone()));
     });
 }

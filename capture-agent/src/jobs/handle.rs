@@ -5,7 +5,7 @@ use crate::Agent;
 use crate::error::{Error, Result};
 use parking_lot::Mutex;
 use pfr_client::Progress;
-use pfr_schema::agent::Job;
+use pfr_schema::agent::{Job, WarmItem};
 use pfr_service::Backoff;
 use std::sync::Arc;
 use std::time::Instant;
@@ -94,11 +94,13 @@ impl Handle {
         self.jobs.0.changed.send_replace(());
     }
 
-    /// Raw bytes that a snapshot of a warm job lacked.
-    pub fn item_bytes(&self, number: usize) -> u64 {
-        let jobs = self.jobs.0.jobs.lock();
-        let items = jobs.get(&self.id).and_then(|entry| entry.job.warm.as_ref()).map(|warm| &warm.items);
-        items.and_then(|items| items.get(number)).map_or(0, |item| item.bytes)
+    /// Changes what the list says of one snapshot of a warm job.
+    pub fn item(&self, number: usize, change: impl FnOnce(&mut WarmItem)) {
+        self.update(|job| {
+            if let Some(item) = job.warm.as_mut().and_then(|warm| warm.items.get_mut(number)) {
+                change(item);
+            }
+        });
     }
 
     /// Writes the job as it is: so much is known after a kill.

@@ -31,6 +31,8 @@ const LONGEST_KEEP_SECONDS: u64 = 30 * KEEP_SECONDS;
 struct Planned {
     found: Found,
     digest: Digest,
+    /// Raw bytes that the store lacks.
+    bytes: u64,
 }
 
 /// A plan under way.
@@ -101,28 +103,25 @@ impl Agent {
         let mut done = 0;
         for (number, planned) in planned.into_iter().enumerate() {
             let Some(planned) = planned else { continue };
-            let change = |change: &dyn Fn(&mut WarmItem)| {
-                handle.update(|job| {
-                    if let Some(item) = job.warm.as_mut().and_then(|warm| warm.items.get_mut(number)) {
-                        change(item);
-                    }
-                });
-            };
-            let bytes = handle.item_bytes(number);
-            change(&|item| item.state = WarmState::Running);
-            let fetched = self.fetch(request, &planned, bytes, done, handle).await;
+            let bytes = planned.bytes;
+            handle.item(number, |item| item.state = WarmState::Running);
+            let fetched = self.fetch(request, &planned, done, handle).await;
             match fetched {
                 Ok(Fetched { bytes_received, keep_ends_at }) => {
                     done += bytes;
                     handle.done(done);
                     metrics::counter!(names::WARM_BYTES).increment(bytes_received);
-                    change(&|item| (item.state, item.bytes_received, item.keep_ends_at) = (WarmState::Done, bytes_received, keep_ends_at));
+                    handle.item(number, |item| {
+                        (item.state, item.bytes_received, item.keep_ends_at) = (WarmState::Done, bytes_received, keep_ends_at);
+                    });
                 }
                 Err(error) => {
                     tracing::warn!(job = handle.id(), snapshot = %planned.digest, %error, "a snapshot was not pulled ahead");
                     let problem = error.problem();
-                    change(&|item| (item.state, item.problem) = (WarmState::Failed, Some(problem.clone())));
-                    handle.update(|job| _ = job.error.get_or_insert(problem));
+                    handle.item(number, |item| (item.state, item.problem) = (WarmState::Failed, Some(problem.clone())));
+                    handle.update(|job| {
+                        job.error.get_or_insert(problem);
+                    });
                 }
             }
             handle.save().await;
@@ -224,7 +223,7 @@ impl Agent {
         if let Some(left) = left {
             *left -= bytes;
         }
-        plan.add(item, Some(Planned { found, digest }));
+        plan.add(item, Some(Planned { found, digest, bytes }));
         Ok(())
     }
 
@@ -260,12 +259,12 @@ impl Agent {
     }
 
     /// Pulls one snapshot, and waits for a registry that does not answer.
-    async fn fetch(&self, request: &WarmRequest, planned: &Planned, bytes: u64, done: u64, handle: &Handle) -> Result<Fetched> {
-        let Planned { found, digest } = planned;
+    async fn fetch(&self, request: &WarmRequest, planned: &Planned, done: u64, handle: &Handle) -> Result<Fetched> {
+        let Planned { found, digest, bytes } = planned;
         // Two jobs that want it fetch it once: the second finds it here.
         let lock = self.jobs().fetch(*digest);
         let _one = lock.lock().await;
-        copies::room(&self.config().store_dir(), bytes)?;
+        copies::room(&self.config().store_dir(), *bytes)?;
         let (mut tries, mut received, mut done) = (Tries::default(), 0, done);
         let brake = self.priority().brake(request.rate);
         let report = loop {
@@ -301,7 +300,7 @@ impl Agent {
         Ok(Fetched { bytes_received: report.bytes_received + received, keep_ends_at })
     }
 
-    async fn pull_planned(&self, remote: &Remote, Planned { found, digest }: &Planned, progress: &Progress) -> Result<PullReport> {
+    async fn pull_planned(&self, remote: &Remote, Planned { found, digest, .. }: &Planned, progress: &Progress) -> Result<PullReport> {
         // A save of this host may have taken the tag since the plan.
         let tag = found.selector.tag().filter(|_| !self.waits_to_be_pushed(found)).cloned();
         let (store, repository) = (self.store().clone(), found.repository.clone());
