@@ -76,4 +76,18 @@ mod tests {
         assert_eq!([pass(0, 100), pass(0, 200), pass(0, 100)], [0, 1, 3].map(Duration::from_secs));
         assert_eq!([pass(60, 100), pass(60, 100)], [60, 61].map(Duration::from_secs));
     }
+    #[tokio::test]
+    async fn a_piece_waits_while_a_restore_pulls_and_not_for_ever() {
+        let priority = Priority::default();
+        let brake = priority.brake(None);
+        let within = async |time| tokio::time::timeout(time, brake.hold(1)).await.is_ok();
+        assert!(within(GIVE_WAY / 4).await, "no restore pulls");
+        let (one, two) = (priority.restore(), priority.restore());
+        assert!(!within(GIVE_WAY / 4).await);
+        drop(one);
+        assert!(!within(GIVE_WAY / 4).await, "the other one pulls");
+        assert!(within(GIVE_WAY * 2).await, "the connection stays open");
+        drop(two);
+        assert!(within(GIVE_WAY / 4).await);
+    }
 }

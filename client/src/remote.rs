@@ -96,7 +96,9 @@ impl Brake {
         Self(Arc::new(hold))
     }
 
-    fn hold(&self, bytes: u64) -> BoxFuture<'static, ()> {
+    /// Waits until a piece of so many bytes may pass.
+    #[must_use]
+    pub fn hold(&self, bytes: u64) -> BoxFuture<'static, ()> {
         (self.0)(bytes)
     }
 }
