@@ -106,7 +106,10 @@ impl Inner {
         let _turn = self.turn.lock().await;
         let over: Vec<Keep> = self.kept.lock().values().filter(is_over).cloned().collect();
         for keep in over {
-            self.pin(&keep, false).await;
+            // A store that does not answer is asked again later.
+            if !self.pin(&keep, false).await {
+                continue;
+            }
             // The file last: after a kill the pin is taken back again.
             match self.files.remove(&keep.id).await {
                 Ok(()) => drop(self.kept.lock().remove(&keep.id)),
@@ -115,11 +118,15 @@ impl Inner {
         }
     }
 
-    async fn pin(&self, keep: &Keep, pinned: bool) {
+    /// Sets or removes the pin; whether the store did it, or has no such snapshot.
+    async fn pin(&self, keep: &Keep, pinned: bool) -> bool {
         match self.store.pin(&keep.repository, &keep.digest, Pin::Warm, pinned).await {
             // Deleted meanwhile: there is nothing to keep.
-            Ok(_) | Err(pfr_store::Error::SnapshotUnknown { .. } | pfr_store::Error::RepositoryUnknown(_)) => {}
-            Err(error) => tracing::warn!(snapshot = %keep.digest, pinned, %error, "cannot change the pin of a snapshot"),
+            Ok(_) | Err(pfr_store::Error::SnapshotUnknown { .. } | pfr_store::Error::RepositoryUnknown(_)) => true,
+            Err(error) => {
+                tracing::warn!(snapshot = %keep.digest, pinned, %error, "cannot change the pin of a snapshot");
+                false
+            }
         }
     }
 }
