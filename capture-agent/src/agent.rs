@@ -1,11 +1,13 @@
 //! The agent of a host: the parts that it owns.
 
 use crate::config::Config;
-use crate::drain::Rate;
 use crate::engines::Engines;
 use crate::error::{Error, Result};
+use crate::jobs::Jobs;
 use crate::llama::Llamas;
+use crate::priority::Priority;
 use crate::pushes::Pushes;
+use crate::rate::Rate;
 use crate::restore::{Resumes, Searches, Staged};
 use crate::saves::Saves;
 use crate::upkeep;
@@ -30,13 +32,17 @@ struct Inner {
     searches: Searches,
     saves: Saves,
     rate: Rate,
+    pull_rate: Rate,
+    priority: Priority,
+    jobs: Jobs,
     /// Background tasks, until the agent is dropped.
     schedule: Schedule,
     _lock: File,
 }
 
 impl Agent {
-    /// Opens the local store and continues unfinished pushes.
+    /// Opens the local store and continues unfinished pushes. Jobs that were under way are listed
+    /// as interrupted.
     ///
     /// # Errors
     /// [`Error::Store`], [`Error::Io`]; [`Error::Invalid`] if another agent has this data folder.
@@ -47,10 +53,26 @@ impl Agent {
         let schedule = upkeep::schedule(&store, config.max_store_size.map(|size| size.0));
         let tasks = schedule.clone();
         tokio::spawn(async move { tasks.run().await });
-        let (engines, staged, rate) = (Engines::new(&config), Staged::default(), Rate::default());
+        let jobs = Jobs::open(&config, store.clone()).await?;
+        let engines = Engines::new(&config);
         let llamas = Llamas::open(&config, engines.ring())?;
-        let (resumes, searches, saves) = (Resumes::default(), Searches::default(), Saves::default());
-        Ok(Self(Arc::new(Inner { config, store, engines, llamas, pushes, staged, resumes, searches, saves, rate, schedule, _lock: lock })))
+        Ok(Self(Arc::new(Inner {
+            config,
+            store,
+            engines,
+            llamas,
+            pushes,
+            staged: Staged::default(),
+            resumes: Resumes::default(),
+            searches: Searches::default(),
+            saves: Saves::default(),
+            rate: Rate::default(),
+            pull_rate: Rate::default(),
+            priority: Priority::default(),
+            jobs,
+            schedule,
+            _lock: lock,
+        })))
     }
 
     /// Its configuration.
@@ -115,6 +137,23 @@ impl Agent {
     #[must_use]
     pub fn rate(&self) -> &Rate {
         &self.0.rate
+    }
+
+    /// How fast pulls were.
+    #[must_use]
+    pub fn pull_rate(&self) -> &Rate {
+        &self.0.pull_rate
+    }
+
+    /// Jobs: warms and drains.
+    #[must_use]
+    pub fn jobs(&self) -> &Jobs {
+        &self.0.jobs
+    }
+
+    /// Which pulls go first.
+    pub(crate) fn priority(&self) -> &Priority {
+        &self.0.priority
     }
 }
 

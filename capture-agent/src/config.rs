@@ -298,6 +298,18 @@ impl Config {
         self.data.join("pushes")
     }
 
+    /// Where jobs are remembered.
+    #[must_use]
+    pub fn jobs_dir(&self) -> PathBuf {
+        self.data.join("jobs")
+    }
+
+    /// Where it is remembered which snapshots are kept, and until when.
+    #[must_use]
+    pub fn kept_dir(&self) -> PathBuf {
+        self.data.join("kept")
+    }
+
     /// A registry, with the token that belongs to it: the configured one if the registry is the
     /// agent's own, else the one that was stored by a login.
     ///

@@ -67,6 +67,8 @@ pub async fn serve(config: Config, listening: impl FnOnce(&Config)) -> Result<()
         controls.shutdown().await;
         tokio::time::sleep(RESUME_GRACE).await;
     }
+    // They are listed as interrupted at the next start.
+    agent.jobs().stop().await;
     if !agent.engines().settle(SETTLE).await {
         std::mem::forget(engines);
         return Err(Error::Unsettled { seconds: SETTLE.as_secs() });

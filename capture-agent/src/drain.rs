@@ -1,9 +1,11 @@
-//! Drain of a host: captures and pushes every sequence, so that the host can be shut down.
+//! Drain of a host: a job that captures and pushes every sequence, so that the host can be shut
+//! down.
 
 use crate::Agent;
 use crate::engines::Engine;
 use crate::error::{Error, Result};
-use parking_lot::Mutex;
+use crate::jobs::{Handle, check_speed};
+use crate::rate::recompute;
 use pfr_schema::agent::{Drain, DrainFailure, DrainItem, DrainRequest, EngineState, Push, PushState, SnapshotReport, SnapshotRequest};
 use pfr_schema::engine::{Sequence, SequenceInfo, SequenceState, Verb};
 use pfr_schema::tree::GroupKind;
@@ -11,8 +13,6 @@ use pfr_schema::{ErrorCode, Reference};
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
-/// Weight of the last capture in the running average.
-const NEWEST: f64 = 0.3;
 /// How often a busy engine is tried again.
 const LOOK: Duration = Duration::from_millis(100);
 /// How long a drain waits for its pushes if nothing else is said.
@@ -20,37 +20,12 @@ const WAIT_SECONDS: u64 = 600;
 /// And at most: a day.
 const LONGEST_WAIT_SECONDS: u64 = 24 * 60 * 60;
 
-/// Bytes a second of earlier captures: what to expect of the next.
-#[derive(Debug, Default)]
-pub struct Rate(Mutex<Option<f64>>);
-
-impl Rate {
-    /// Takes a capture into account.
-    pub fn note(&self, report: &SnapshotReport) {
-        // A capture that moved no bytes has no rate.
-        if report.bytes_moved == 0 || report.total_seconds <= 0.0 {
-            return;
-        }
-        let rate = report.bytes_moved as f64 / report.total_seconds;
-        let mut average = self.0.lock();
-        *average = Some(average.map_or(rate, |average| average * (1.0 - NEWEST) + rate * NEWEST));
-    }
-
-    /// Seconds for `bytes`; `None` before the first capture.
-    #[must_use]
-    pub fn seconds(&self, bytes: u64) -> Option<f64> {
-        self.0.lock().map(|rate| bytes as f64 / rate)
-    }
-}
-
 impl Agent {
-    /// Captures every sequence of every engine and waits until the registry has them, as long as
-    /// the request says.
+    /// Checks a request before anything is looked at.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a repository that is none. The answer lists what cannot be captured
-    /// or pushed, and the rest goes on.
-    pub async fn drain(&self, request: DrainRequest) -> Result<Drain> {
+    /// [`Error::Invalid`] for a repository that is none.
+    pub(crate) fn check_drain(&self, request: &DrainRequest) -> Result<()> {
         let target: Reference = request.repository.parse()?;
         if target.selector.is_some() {
             return Err(Error::Invalid(format!("{:?}: a drain takes a repository, the tags are its own", request.repository)));
@@ -58,30 +33,56 @@ impl Agent {
         if target.registry.is_none() && self.config().registry.is_none() {
             return Err(Error::Invalid(format!("{:?} names no registry and the agent has none", request.repository)));
         }
+        check_speed(request.prefill_tokens_per_second)
+    }
+
+    /// What a drain would capture. It lists what cannot be looked at.
+    pub(crate) async fn plan_drain(&self, request: &DrainRequest) -> Result<Drain> {
+        let target: Reference = request.repository.parse()?;
         let mut failed = Vec::new();
         let plan = self.plan(&target, &mut failed).await;
         let bytes = plan.iter().map(|item| item.bytes).sum();
         let recompute_tokens = plan.iter().map(|item| item.boundary).sum();
-        let eta_seconds = self.rate().seconds(bytes);
-        let mut done = Vec::new();
-        if !request.plan_only {
-            for item in &plan {
-                match self.capture(item).await {
-                    Ok(report) => done.push(report),
-                    Err(error) => failed.push(failure(&item.engine, &item.sequence, &error)),
-                }
+        let (eta_seconds, recompute_seconds) = (self.rate().seconds(bytes), recompute(recompute_tokens, request.prefill_tokens_per_second));
+        Ok(Drain { plan, done: Vec::new(), failed, bytes, eta_seconds, recompute_tokens, recompute_seconds })
+    }
+
+    /// Captures every sequence of every engine and waits until the registry has them, as long as
+    /// the request says. The job lists what cannot be captured or pushed, and the rest goes on.
+    pub(crate) async fn drain_host(&self, request: &DrainRequest, handle: &Handle) -> Result<()> {
+        let drain = self.plan_drain(request).await?;
+        let plan = drain.plan.clone();
+        handle.update(|job| {
+            job.bytes_total = drain.bytes;
+            job.error = drain.failed.first().map(|failure| failure.problem.clone());
+            job.drain = Some(drain);
+        });
+        handle.save().await;
+        let (mut captured, mut bytes) = (Vec::new(), 0);
+        for item in &plan {
+            handle.update(|job| job.note = Some(format!("capturing {} of {}", item.sequence, item.engine)));
+            handle.done(bytes);
+            match self.capture(item).await {
+                Ok(report) => captured.push(report),
+                Err(error) => missed(handle, &item.engine, &item.sequence, &error),
             }
-            // All are safe on this host before the first wait for the network.
-            let seconds = request.wait_seconds.unwrap_or(WAIT_SECONDS);
-            let deadline = Instant::now() + Duration::from_secs(seconds.min(LONGEST_WAIT_SECONDS));
-            for mut report in std::mem::take(&mut done) {
-                match self.pushed(&mut report, deadline, seconds).await {
-                    Ok(()) => done.push(report),
-                    Err(error) => failed.push(failure(&report.engine, &report.sequence, &error)),
-                }
-            }
+            bytes += item.bytes;
+            handle.done(bytes);
+            handle.save().await;
         }
-        Ok(Drain { plan, done, failed, bytes, eta_seconds, recompute_tokens })
+        // All are safe on this host before the first wait for the network.
+        let seconds = request.wait_seconds.unwrap_or(WAIT_SECONDS);
+        let deadline = Instant::now() + Duration::from_secs(seconds.min(LONGEST_WAIT_SECONDS));
+        let all = captured.len();
+        for (number, mut report) in captured.into_iter().enumerate() {
+            handle.update(|job| job.note = Some(format!("waiting for {} of {all} pushes", all - number)));
+            match self.pushed(&mut report, deadline, seconds).await {
+                Ok(()) => handle.update(|job| job.drain.iter_mut().for_each(|drain| drain.done.push(report.clone()))),
+                Err(error) => missed(handle, &report.engine, &report.sequence, &error),
+            }
+            handle.save().await;
+        }
+        Ok(())
     }
 
     /// Waits until the registry has what was captured.
@@ -189,13 +190,22 @@ impl Agent {
             match self.snapshot(&item.engine, request).await {
                 Err(Error::Busy { .. }) if Instant::now() < deadline => tokio::time::sleep(LOOK).await,
                 Ok(report) => {
-                    self.rate().note(&report);
+                    self.rate().note(report.bytes_moved, report.total_seconds);
                     return Ok(report);
                 }
                 Err(error) => return Err(error),
             }
         }
     }
+}
+
+/// Lists a sequence that was not captured or pushed.
+fn missed(handle: &Handle, engine: &str, sequence: &str, error: &Error) {
+    let failure = failure(engine, sequence, error);
+    handle.update(|job| {
+        job.error.get_or_insert_with(|| failure.problem.clone());
+        job.drain.iter_mut().for_each(|drain| drain.failed.push(failure.clone()));
+    });
 }
 
 fn failure(engine: &str, sequence: &str, error: &Error) -> DrainFailure {

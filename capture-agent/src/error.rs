@@ -1,6 +1,7 @@
 //! What goes wrong in the agent. Each variant says what, where and (by its code) what can be done.
 
 use crate::memory::MemoryError;
+use pfr_schema::agent::Difference;
 use pfr_schema::api::Problem;
 use pfr_schema::engine::CallError;
 use pfr_schema::{ErrorCode, FormatError};
@@ -37,6 +38,21 @@ pub enum Error {
     /// No such save.
     #[error("no save {ticket:?} is remembered: the agent may have been started since, and the tag says what was saved")]
     SaveUnknown { ticket: String },
+    /// No such job.
+    #[error("there is no job {id:?}; those that ended a week ago, or before a hundred others, are forgotten")]
+    JobUnknown { id: String },
+    /// As many jobs as may be are under way.
+    #[error("{open} jobs are under way; cancel one, or wait until one has ended")]
+    TooManyJobs { open: usize },
+    /// A job that was waited for did not come to its end.
+    #[error("job {id} was {how}; what it did until then stays")]
+    JobEnded { id: String, how: &'static str },
+    /// A pattern without a match.
+    #[error("nothing in the registry that may be read matches {pattern:?}")]
+    NothingMatches { pattern: String },
+    /// A tag that the registry does not have yet as this host has it.
+    #[error("this host has saved {reference} anew, and the push has not ended")]
+    NewerHere { reference: String },
     /// A sequence must be named.
     #[error("engine {engine:?} has several sequences, name one: {known}")]
     SequenceAmbiguous { engine: String, known: String },
@@ -106,14 +122,16 @@ pub enum Error {
     #[error("{what} cannot be cut for other ranks: {reason}")]
     Uncut { what: String, reason: String },
     /// The engine configurations differ.
-    #[error("the snapshot is of another engine configuration.\n  engine:   {engine}\n  snapshot: {snapshot}\n  differs:  {differs}")]
+    #[error("the snapshot is of another engine configuration{}{}", lines(differs), advice.map(|advice| format!("\n{advice}")).unwrap_or_default())]
     Fingerprint {
-        /// The engine's deployment, as canonical JSON.
-        engine: String,
-        snapshot: String,
-        /// Keys that differ.
-        differs: String,
+        /// The fields that differ.
+        differs: Vec<Difference>,
+        /// What can be done about it.
+        advice: Option<&'static str>,
     },
+    /// The configurations are the same, and the recorded digest is not theirs.
+    #[error("the snapshot is of another engine configuration\n  fingerprint: {engine} in the engine, {snapshot} in the snapshot")]
+    FingerprintAlone { engine: pfr_schema::Digest, snapshot: String },
     /// The engine's memory does not hold what was written.
     #[error("{what} in the engine's memory hashes to {found}, the snapshot says {expected}")]
     Live {
@@ -179,7 +197,9 @@ impl Error {
             Self::Invalid(_) | Self::SequenceAmbiguous { .. } => ErrorCode::InvalidRequest,
             Self::EngineUnknown { .. } => ErrorCode::EngineUnknown,
             Self::SequenceUnknown { .. } => ErrorCode::SequenceUnknown,
-            Self::SaveUnknown { .. } => ErrorCode::NotFound,
+            Self::SaveUnknown { .. } | Self::JobUnknown { .. } | Self::NothingMatches { .. } => ErrorCode::NotFound,
+            Self::TooManyJobs { .. } => ErrorCode::Overloaded,
+            Self::NewerHere { .. } => ErrorCode::TagMoved,
             Self::Busy { .. } | Self::Incomplete { .. } | Self::NotServed { .. } => ErrorCode::EngineBusy,
             Self::Lost { .. } => ErrorCode::EngineLost,
             Self::Refused { .. } | Self::Protocol { .. } => ErrorCode::EngineRefused,
@@ -193,7 +213,7 @@ impl Error {
             Self::TornCopy { .. } => ErrorCode::TornCopy,
             Self::NotExact { .. } => ErrorCode::NotExact,
             Self::Position { .. } => ErrorCode::BoundaryMismatch,
-            Self::Fingerprint { .. } => ErrorCode::FingerprintMismatch,
+            Self::Fingerprint { .. } | Self::FingerprintAlone { .. } => ErrorCode::FingerprintMismatch,
             Self::Uncut { .. } => ErrorCode::RankMismatch,
             Self::Live { .. } | Self::SlotDiffers { .. } => ErrorCode::LiveMismatch,
             Self::Kept { .. } => ErrorCode::KeptDiffers,
@@ -204,7 +224,7 @@ impl Error {
             Self::Token(_) => ErrorCode::Unauthorized,
             Self::Timeout { .. } | Self::PauseEnded { .. } | Self::HoldEnded { .. } | Self::Unsettled { .. } => ErrorCode::Timeout,
             Self::PushRefused { code, .. } | Self::Mismatch { code, .. } | Self::Missing { code, .. } => *code,
-            Self::Ended => ErrorCode::Unavailable,
+            Self::Ended | Self::JobEnded { .. } => ErrorCode::Unavailable,
             Self::Internal(_) => ErrorCode::Internal,
         }
     }
@@ -214,6 +234,18 @@ impl Error {
     pub fn problem(&self) -> Problem {
         Problem::new(self.code(), self.to_string())
     }
+}
+
+/// Fields that an error lists.
+const FIELDS: usize = 20;
+
+/// A line for each field, and how many more there are.
+fn lines(differs: &[Difference]) -> String {
+    let mut text: String = differs.iter().take(FIELDS).map(|difference| format!("\n  {difference}")).collect();
+    if differs.len() > FIELDS {
+        text.push_str(&format!("\n  and {} more", differs.len() - FIELDS));
+    }
+    text
 }
 
 /// Runs `work` on a thread that may block. The thread starts at once, and goes on if the future is

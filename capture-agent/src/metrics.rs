@@ -14,6 +14,9 @@ pub(crate) const MATCHES: &str = "pf_agent_matches_total";
 pub(crate) const FILLS: &str = "pf_agent_fills_total";
 pub(crate) const SAVES: &str = "pf_agent_saves_total";
 pub(crate) const TAKINGS: &str = "pf_agent_takings_total";
+pub(crate) const JOBS: &str = "pf_agent_jobs_total";
+pub(crate) const JOBS_OPEN: &str = "pf_agent_jobs_open";
+pub(crate) const WARM_BYTES: &str = "pf_agent_warm_bytes_total";
 
 /// The recorder of the process.
 ///
@@ -39,6 +42,9 @@ fn describe() {
         "Requests that a state lay ready for, by what became of them: taken, taken-on-kept, or why not."
     );
     describe_counter!(SAVES, Unit::Count, "Saves that requests asked for, by outcome: ok, or the code of the refusal.");
+    describe_counter!(JOBS, Unit::Count, "Jobs that ended, by kind and outcome: done, failed, cancelled.");
+    describe_gauge!(JOBS_OPEN, Unit::Count, "Jobs that are under way.");
+    describe_counter!(WARM_BYTES, Unit::Bytes, "Bytes of frames that warm jobs fetched.");
     describe_counter!("pf_agent_snapshots_total", Unit::Count, "Snapshots by outcome: ok, or the code of the refusal.");
     describe_histogram!("pf_agent_snapshot_pause_seconds", Unit::Seconds, "How long an engine was paused for a snapshot.");
     describe_histogram!("pf_agent_snapshot_seconds", Unit::Seconds, "Time from a snapshot's request to its commit in the local store.");
@@ -50,4 +56,6 @@ fn describe() {
     // A metric of an event that has not happened yet is 0, not absent.
     metrics::counter!(PUSH_BYTES).increment(0);
     metrics::gauge!(PUSHES_OPEN).increment(0.0);
+    metrics::gauge!(JOBS_OPEN).increment(0.0);
+    metrics::counter!(WARM_BYTES).increment(0);
 }

@@ -3,7 +3,8 @@
 use crate::error::{Error, Result};
 use crate::remote::reason;
 use pfr_schema::agent::{
-    Drain, DrainRequest, EngineInfo, Engines, Pushes, RestoreReport, RestoreRequest, Sequences, SnapshotReport, SnapshotRequest,
+    EngineInfo, Engines, Fits, Job, JobRequest, Jobs, Outline, Pushes, RestoreReport, RestoreRequest, Sequences, SnapshotReport,
+    SnapshotRequest,
 };
 use pfr_schema::api::Problem;
 use reqwest::{RequestBuilder, Url};
@@ -102,12 +103,44 @@ impl AgentClient {
         self.ask(self.http.get(url(&["pushes"])?)).await
     }
 
-    /// Captures and pushes every sequence of every engine, or only plans that.
+    /// Whether a snapshot fits an engine, by what a registry says of it.
+    ///
+    /// # Errors
+    /// As [`Self::engines`]; the agent's message says what differs.
+    pub async fn check(&self, engine: &str, outline: &Outline) -> Result<Fits> {
+        self.ask(self.http.post(url(&["engines", engine, "checks"])?).json(outline)).await
+    }
+
+    /// Begins a job, or only plans it. The job goes on by itself.
     ///
     /// # Errors
     /// As [`Self::engines`].
-    pub async fn drain(&self, request: &DrainRequest) -> Result<Drain> {
-        self.ask(self.http.post(url(&["drain"])?).json(request)).await
+    pub async fn begin(&self, request: &JobRequest) -> Result<Job> {
+        self.ask(self.http.post(url(&["jobs"])?).json(request)).await
+    }
+
+    /// The jobs, oldest first.
+    ///
+    /// # Errors
+    /// As [`Self::engines`].
+    pub async fn jobs(&self) -> Result<Jobs> {
+        self.ask(self.http.get(url(&["jobs"])?)).await
+    }
+
+    /// One job.
+    ///
+    /// # Errors
+    /// As [`Self::engines`].
+    pub async fn job(&self, id: &str) -> Result<Job> {
+        self.ask(self.http.get(url(&["jobs", id])?)).await
+    }
+
+    /// Cancels a job, and returns it when it has ended.
+    ///
+    /// # Errors
+    /// As [`Self::engines`].
+    pub async fn cancel(&self, id: &str) -> Result<Job> {
+        self.ask(self.http.delete(url(&["jobs", id])?)).await
     }
 
     async fn ask<T: DeserializeOwned>(&self, request: RequestBuilder) -> Result<T> {

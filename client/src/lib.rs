@@ -51,10 +51,10 @@ pub use ancestors::nth_ancestor;
 pub use directory::Directory;
 pub use error::{Error, Result};
 pub use progress::{Phase, Progress};
-pub use pull::{Destination, PullReport, pull};
+pub use pull::{Destination, Lacking, PullReport, lacking, look_up, pull, pull_found};
 pub use push::{PushReport, PushTarget, Source, push, push_into_store};
 pub use remote::{
-    BoxFrames, Distrust, Entry, EventFilter, Events, Followed, OnRetry, PageOf, Remote, RemoteOptions, Retrying, VIA, all_pages,
+    BoxFrames, Brake, Distrust, Entry, EventFilter, Events, Followed, OnRetry, PageOf, Remote, RemoteOptions, Retrying, VIA, all_pages,
     extra_roots, reason,
 };
 pub use signing::{find_signature, public_keys};

@@ -52,6 +52,17 @@ pub enum Destination {
     },
 }
 
+/// What a pull would fetch. Bytes are raw bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Lacking {
+    /// Blobs and nodes that are not here.
+    pub blobs: u64,
+    /// Bytes of them.
+    pub bytes: u64,
+    /// Bytes of everything that the snapshot lists.
+    pub bytes_total: u64,
+}
+
 /// The result of a pull.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PullReport {
@@ -94,25 +105,55 @@ pub async fn pull(
 ) -> Result<PullReport> {
     let (start, trips) = (Instant::now(), remote.round_trips());
     progress.enter(Phase::Negotiating);
-    let SnapshotDetail { summary, signatures, .. } = remote.snapshot(repository, selector).await?;
-    let said = summary.digest;
-    let digest = match selector {
-        Selector::Digest(asked) if *asked != said => {
-            return Err(remote.protocol(format!("the request names {asked}, the answer {said}")));
+    let found = look_up(remote, repository, selector).await?;
+    let report = pull_found(remote, repository, &found, destination, progress).await?;
+    Ok(PullReport { round_trips: remote.round_trips() - trips, seconds: start.elapsed().as_secs_f64(), ..report })
+}
+
+/// What a registry says of the snapshot that a selector means. No frame is asked for, and nothing
+/// but the digest that was asked for is verified: whatever is decided by it must be decided again
+/// by the bytes.
+///
+/// # Errors
+/// As [`Remote::snapshot`]; [`crate::Error::Protocol`] if the answer is of another snapshot;
+/// [`crate::Error::NotSigned`] if pulls from this registry are [verified](Remote::verifying).
+#[boxed]
+pub async fn look_up(remote: &Remote, repository: &RepositoryName, selector: &Selector) -> Result<SnapshotDetail> {
+    let detail = remote.snapshot(repository, selector).await?;
+    let said = detail.summary.digest;
+    let other = match selector {
+        Selector::Digest(asked) if *asked != said => asked.to_string(),
+        Selector::Prefix(asked) if !asked.matches(&said) => format!("{asked}…"),
+        _ => {
+            if let Some(keys) = remote.verify_keys() {
+                find_signature(&said, &detail.signatures, keys)?;
+            }
+            return Ok(detail);
         }
-        Selector::Prefix(asked) if !asked.matches(&said) => {
-            return Err(remote.protocol(format!("the request names {asked}…, the answer {said}")));
-        }
-        _ => said,
     };
-    if let Some(keys) = remote.verify_keys() {
-        find_signature(&digest, &signatures, keys)?;
-    }
+    Err(remote.protocol(format!("the request names {other}, the answer {said}")))
+}
+
+/// The same as [`pull`] for a snapshot that [`look_up`] found.
+///
+/// # Errors
+/// As [`pull`].
+#[boxed]
+pub async fn pull_found(
+    remote: &Remote,
+    repository: &RepositoryName,
+    found: &SnapshotDetail,
+    destination: &Destination,
+    progress: &Progress,
+) -> Result<PullReport> {
+    let (start, trips) = (Instant::now(), remote.round_trips());
+    progress.enter(Phase::Negotiating);
+    let digest = found.summary.digest;
     let fetcher = Fetcher::new(remote, repository, progress);
     let totals: Totals = match destination {
         Destination::Store { store, repository, tag } => {
             let totals = into_store::pull(&fetcher, digest, store, repository, tag.clone()).await?;
-            keep(store, repository, &digest, signatures).await?;
+            keep(store, repository, &digest, &found.signatures).await?;
             totals
         }
         Destination::Directory { path, store } => into_directory::pull(&fetcher, digest, path, store.as_ref()).await?,
@@ -134,9 +175,9 @@ pub async fn pull(
 
 /// Keeps the signatures of a snapshot beside it. They say nothing here before a key checks them, so
 /// those that cannot be signatures are left out.
-async fn keep(store: &Store, repository: &RepositoryName, digest: &Digest, signatures: Vec<Signature>) -> Result<()> {
+async fn keep(store: &Store, repository: &RepositoryName, digest: &Digest, signatures: &[Signature]) -> Result<()> {
     let new: Vec<NewSignature> =
-        signatures.into_iter().map(NewSignature::from).filter(|new| new.check(digest).is_ok()).take(MOST).collect();
+        signatures.iter().cloned().map(NewSignature::from).filter(|new| new.check(digest).is_ok()).take(MOST).collect();
     if new.is_empty() {
         return Ok(());
     }
@@ -149,4 +190,13 @@ async fn keep(store: &Store, repository: &RepositoryName, digest: &Digest, signa
         }
         Err(error) => Err(error.into()),
     }
+}
+
+/// What a pull into a store would fetch. Asks for nodes, and for no page; the store is as before.
+///
+/// # Errors
+/// As [`pull`].
+#[boxed]
+pub async fn lacking(remote: &Remote, repository: &RepositoryName, digest: Digest, store: &Store) -> Result<Lacking> {
+    into_store::lacking(&Fetcher::new(remote, repository, &Progress::default()), digest, store, repository).await
 }

@@ -32,6 +32,7 @@ pub use send::reason;
 pub use trust::{Distrust, extra_roots};
 
 use crate::error::{Error, Result};
+use futures::future::BoxFuture;
 use pfr_schema::RepositoryName;
 use pfr_schema::signature::PublicKey;
 use pfr_service::Secret;
@@ -82,6 +83,33 @@ impl OnRetry {
 impl fmt::Debug for OnRetry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("OnRetry")
+    }
+}
+
+/// Holds received bytes back, so that a transfer takes no more bandwidth than it may. It is asked
+/// before each piece of frames is handed on, with the bytes of the piece. While a piece waits, no
+/// more of its stream is read.
+#[derive(Clone)]
+pub struct Brake(Arc<Hold>);
+
+type Hold = dyn Fn(u64) -> BoxFuture<'static, ()> + Send + Sync;
+
+impl Brake {
+    /// Waits as long as `hold` does.
+    pub fn new(hold: impl Fn(u64) -> BoxFuture<'static, ()> + Send + Sync + 'static) -> Self {
+        Self(Arc::new(hold))
+    }
+
+    /// Waits until a piece of so many bytes may pass.
+    #[must_use]
+    pub fn hold(&self, bytes: u64) -> BoxFuture<'static, ()> {
+        (self.0)(bytes)
+    }
+}
+
+impl fmt::Debug for Brake {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Brake")
     }
 }
 
@@ -155,6 +183,7 @@ pub struct Remote {
     via: Option<Arc<str>>,
     /// Keys of which one must have signed what is pulled; none: nothing need be signed.
     verify_keys: Option<Arc<[PublicKey]>>,
+    brake: Option<Brake>,
 }
 
 impl fmt::Debug for Remote {
@@ -224,6 +253,7 @@ impl Remote {
             direct,
             via: None,
             verify_keys: None,
+            brake: None,
         })
     }
 
@@ -243,6 +273,12 @@ impl Remote {
 
     pub(crate) fn verify_keys(&self) -> Option<&[PublicKey]> {
         self.verify_keys.as_deref()
+    }
+
+    /// The same registry, whose frames are held back.
+    #[must_use]
+    pub fn braked(&self, brake: Brake) -> Self {
+        Self { brake: Some(brake), ..self.clone() }
     }
 
     /// The base URL, without a trailing slash.

@@ -1,6 +1,12 @@
 //! Requests and answers of the capture agent's control interface: HTTP with JSON over a Unix
 //! socket, errors as [`crate::api::Problem`]. `docs/capture.md` lists the paths.
 
+mod jobs;
+mod outline;
+
+pub use jobs::{Job, JobRequest, JobState, Jobs, Warm, WarmItem, WarmRequest, WarmState};
+pub use outline::{Difference, Fits, Outline, TreeOutline};
+
 use crate::checkpoint::Form;
 use crate::digest::Digest;
 use crate::engine::{SequenceInfo, Taking, Verb};
@@ -362,7 +368,7 @@ pub struct Resharded {
     pub states: u64,
 }
 
-/// Body of `POST /v1/drain`.
+/// Body of `POST /v1/drain`, and of a job of this kind.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DrainRequest {
@@ -370,17 +376,21 @@ pub struct DrainRequest {
     /// `<repository>/<engine>`, tag = sequence.
     pub repository: String,
     /// Only report the plan.
-    #[serde(default)]
+    #[serde(default, alias = "plan")]
     pub plan_only: bool,
     /// How many seconds to wait for all pushes together, once everything is captured; a day at
     /// most. Default 600. A snapshot whose push takes longer is listed in `failed` with code
     /// `timeout`. It is in the agent's store, and its push goes on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wait_seconds: Option<u64>,
+    /// Tokens that an engine computes in a second: only with them the plan says how long computing
+    /// would take.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prefill_tokens_per_second: Option<f64>,
 }
 
-/// Answer to `POST /v1/drain`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// Answer to `POST /v1/drain`, and the result of a job of this kind.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Drain {
     /// What there is to do.
     pub plan: Vec<DrainItem>,
@@ -396,6 +406,9 @@ pub struct Drain {
     pub eta_seconds: Option<f64>,
     /// Tokens that would have to be computed again otherwise.
     pub recompute_tokens: u64,
+    /// Seconds that this takes; absent if the request does not say how fast an engine computes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recompute_seconds: Option<f64>,
 }
 
 /// One sequence to be drained.

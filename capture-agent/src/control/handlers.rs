@@ -6,7 +6,8 @@ use axum::Json;
 use axum::body::Bytes;
 use axum::extract::{Path, State};
 use pfr_schema::agent::{
-    Drain, DrainRequest, EngineInfo, Engines, Pushes, RestoreReport, RestoreRequest, SaveInfo, Sequences, SnapshotReport, SnapshotRequest,
+    Drain, DrainRequest, EngineInfo, Engines, Fits, Job, JobRequest, Jobs, Outline, Pushes, RestoreReport, RestoreRequest, SaveInfo,
+    Sequences, SnapshotReport, SnapshotRequest,
 };
 use pfr_service::problem::ApiError;
 use serde::de::DeserializeOwned;
@@ -46,7 +47,7 @@ pub(super) async fn engine(State(agent): State<Agent>, Path(name): Path<String>)
 pub(super) async fn snapshot(State(agent): State<Agent>, Path(name): Path<String>, body: Bytes) -> Answer<SnapshotReport> {
     let request: SnapshotRequest = read(&body)?;
     let report = agent.snapshot(&name, request).await?;
-    agent.rate().note(&report);
+    agent.rate().note(report.bytes_moved, report.total_seconds);
     Ok(Json(report))
 }
 
@@ -71,6 +72,28 @@ pub(super) async fn pushes(State(agent): State<Agent>) -> Json<Pushes> {
 pub(super) async fn drain(State(agent): State<Agent>, body: Bytes) -> Answer<Drain> {
     let request: DrainRequest = read(&body)?;
     Ok(Json(agent.drain(request).await?))
+}
+
+pub(super) async fn check(State(agent): State<Agent>, Path(name): Path<String>, body: Bytes) -> Answer<Fits> {
+    let outline: Outline = read(&body)?;
+    Ok(Json(agent.check(&name, &outline)?))
+}
+
+pub(super) async fn begin(State(agent): State<Agent>, body: Bytes) -> Answer<Job> {
+    let request: JobRequest = read(&body)?;
+    Ok(Json(agent.begin(request).await?))
+}
+
+pub(super) async fn jobs(State(agent): State<Agent>) -> Json<Jobs> {
+    Json(Jobs { jobs: agent.jobs().list() })
+}
+
+pub(super) async fn job(State(agent): State<Agent>, Path(id): Path<String>) -> Answer<Job> {
+    Ok(Json(agent.jobs().get(&id)?))
+}
+
+pub(super) async fn cancel(State(agent): State<Agent>, Path(id): Path<String>) -> Answer<Job> {
+    Ok(Json(agent.jobs().cancel(&id).await?))
 }
 
 pub(super) async fn ready(State(agent): State<Agent>) -> Result<&'static str, ApiError> {

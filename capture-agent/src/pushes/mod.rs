@@ -3,12 +3,11 @@
 //! Each job is one file. If the registry does not answer, takes no token or has no room, a job is
 //! retried for ever with growing waits. If the registry refuses otherwise, the job fails.
 
-mod files;
 mod work;
 
 use crate::config::Config;
 use crate::error::{Error, Result};
-use files::Files;
+use crate::files::{Files, Record};
 use parking_lot::Mutex;
 use pfr_schema::agent::{PushJob, PushState};
 use pfr_schema::{Digest, ErrorCode, Reference};
@@ -23,6 +22,15 @@ const REMEMBERED: usize = 100;
 /// Pushes to one registry at a time.
 const PER_REGISTRY: usize = 2;
 
+impl Record for PushJob {
+    const WHAT: &'static str = "push queue";
+    const MAX_BYTES: u64 = 64 << 10;
+
+    fn id(&self) -> &str {
+        &self.id
+    }
+}
+
 /// The queue. Cheap to clone; all clones are one.
 #[derive(Clone, Debug)]
 pub struct Pushes(Arc<Inner>);
@@ -31,7 +39,7 @@ pub struct Pushes(Arc<Inner>);
 struct Inner {
     config: Config,
     store: Store,
-    files: Files,
+    files: Files<PushJob>,
     /// By id, which is by age.
     jobs: Mutex<BTreeMap<String, PushJob>>,
     /// Raised whenever a job changes.
@@ -170,6 +178,12 @@ impl Pushes {
     #[must_use]
     pub fn list(&self) -> Vec<PushJob> {
         self.0.jobs.lock().values().cloned().collect()
+    }
+
+    /// Whether a push to this reference has not ended.
+    #[must_use]
+    pub(crate) fn waits(&self, reference: &str) -> bool {
+        self.0.jobs.lock().values().any(|job| job.reference == reference && !is_finished(job))
     }
 
     fn start(&self, id: String) {

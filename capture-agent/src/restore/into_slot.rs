@@ -18,7 +18,12 @@ impl Agent {
         if request.position.is_some() {
             return Err(Error::Invalid("a slot of a llama-server is restored at the end of a snapshot only".into()));
         }
-        let found = source::find(self, request).await?;
+        if !request.local {
+            // The contract is checked before the pull, by what the server says now. A server that
+            // cannot be asked refuses below.
+            drop(llama.begin_restore().await);
+        }
+        let found = source::find(self, llama.name(), request).await?;
         self.tidy();
         let documents = Documents::read(self.store(), found.digest, false).await?;
         let turn = llama.begin_restore().await?;

@@ -1,7 +1,7 @@
 //! Restore: a snapshot into an engine's memory, proven equal before the sequence runs.
 //!
 //! ```text
-//! source: registry or local store ─▶ documents ─▶ plan: every check that needs no bytes ─▶ prove: state tensors
+//! contract: every check that needs no frame ─▶ source: registry or local store ─▶ documents ─▶ plan: every check that needs no bytes ─▶ prove: state tensors
 //!    engines that take sequences: allocate ─▶ write ─▶ live: hash in place, values ─▶ oracle ─▶ activate
 //!    engines that ask (on_request): prove pages, keep ready, tell ─▶ match ─▶ fill: write ─▶ live
 //!       their requests may name the snapshot (resume), or the agent looks for one (automatic)
@@ -14,6 +14,7 @@
 
 mod automatic;
 mod blobs;
+mod contract;
 mod cut;
 mod documents;
 mod fits;
@@ -105,7 +106,7 @@ impl Agent {
     /// Pulls a snapshot and runs all checks that need no page.
     async fn fitting(&self, name: &str, request: &RestoreRequest) -> Result<Fitting> {
         self.engines().get(name)?;
-        let found = source::find(self, request).await?;
+        let found = source::find(self, name, request).await?;
         self.tidy();
         // The engine may have reconnected during the pull.
         let engine = self.engines().get(name)?;

@@ -7,7 +7,7 @@ use super::documents::{Documents, field};
 use super::{overlap, reshard};
 use crate::engines::{Engine, Group};
 use crate::error::{Error, Result};
-use pfr_schema::agent::Resharded;
+use pfr_schema::agent::{Difference, Resharded, TreeOutline};
 use pfr_schema::checkpoint::{Form, Key, Tensor};
 use pfr_schema::engine::State;
 use pfr_schema::resume::Legal;
@@ -97,8 +97,10 @@ impl Plan {
             reshard::add(&mut plan, engine, documents, differs)?;
             return Ok(plan);
         }
-        ranks(engine, documents)?;
-        known(engine, documents)?;
+        let trees: Vec<TreeOutline> = documents.trees.iter().map(|(tree, _)| tree.into()).collect();
+        ranks(engine, &trees, &documents.checkpoints.iter().map(|(rank, _)| *rank).collect())?;
+        known_groups(engine, &trees)?;
+        known_states(engine, documents)?;
         for rank in 0..engine.world() {
             for group in engine.groups(rank) {
                 // Every rank holds the same bytes, captured from the first.
@@ -157,7 +159,7 @@ impl Plan {
         if trees.next().is_some() {
             return Err(field("$.layers", format!("one tree of group {name:?} of rank {from}"), "several").into());
         }
-        geometry(group, tree)?;
+        geometry(group, &tree.into())?;
         let columns = group.columns(self.boundary);
         pages(group, tree, rank, &columns, self.boundary)?;
         self.paged.push(Paged { rank, group: name.clone(), columns, digests: digests.clone(), cuts: Vec::new() });
@@ -187,51 +189,79 @@ pub(super) fn fingerprint(
     fingerprint: Digest,
     documents: &Documents,
 ) -> Result<Vec<String>> {
-    let theirs = &documents.config.deployment;
-    let recorded = documents.config.fingerprint;
-    if recorded == Some(fingerprint) && ours == theirs {
-        return Ok(Vec::new());
+    let config = &documents.config;
+    let shared = |key: &str| documents.shards.iter().flat_map(|shards| &shards.parallel).any(|theirs| theirs == key);
+    let theirs =
+        Recorded { deployment: &config.deployment, fingerprint: config.fingerprint, parallel: &shared, reshard: documents.reshard };
+    theirs.compare(ours, parallel, fingerprint)
+}
+
+/// The engine configuration that a snapshot says it was captured from.
+pub(super) struct Recorded<'a> {
+    pub deployment: &'a BTreeMap<String, Value>,
+    pub fingerprint: Option<Digest>,
+    /// Whether a key is about ranks alone.
+    pub parallel: &'a dyn Fn(&str) -> bool,
+    /// Whether the state may be cut anew.
+    pub reshard: bool,
+}
+
+impl Recorded<'_> {
+    /// As [`fingerprint`].
+    pub fn compare(&self, ours: &BTreeMap<String, Value>, parallel: &[String], fingerprint: Digest) -> Result<Vec<String>> {
+        let recorded = self.fingerprint;
+        if recorded == Some(fingerprint) && ours == self.deployment {
+            return Ok(Vec::new());
+        }
+        let differs = Difference::all(ours, self.deployment);
+        if differs.is_empty() {
+            // The deployments are equal, but the recorded digest belongs to another one.
+            let snapshot = recorded.map_or_else(|| "none".to_owned(), |digest| digest.to_string());
+            return Err(Error::FingerprintAlone { engine: fingerprint, snapshot });
+        }
+        // Both sides must say that a key is about ranks alone.
+        let is_parallel = |difference: &Difference| {
+            let key = &difference.field;
+            parallel.contains(key) && (self.parallel)(key)
+        };
+        let ranks_only = recorded == Some(prefix::fingerprint(self.deployment)) && differs.iter().all(is_parallel);
+        if ranks_only && self.reshard {
+            return Ok(differs.into_iter().map(|difference| difference.field).collect());
+        }
+        let advice = ranks_only.then_some("nothing else differs: with --reshard the state is cut anew for these ranks");
+        Err(Error::Fingerprint { differs, advice })
     }
-    let keys: BTreeSet<&String> = ours.keys().chain(theirs.keys()).collect();
-    let differs: Vec<&str> = keys.into_iter().filter(|key| ours.get(*key) != theirs.get(*key)).map(String::as_str).collect();
-    // Both sides must say that a key is about ranks alone.
-    let parallel = |key: &str| {
-        let theirs = documents.shards.iter().flat_map(|shards| &shards.parallel);
-        parallel.iter().any(|ours| ours == key) && theirs.into_iter().any(|theirs| theirs == key)
-    };
-    let ranks_only = !differs.is_empty() && recorded == Some(prefix::fingerprint(theirs)) && differs.iter().all(|key| parallel(key));
-    if ranks_only && documents.reshard {
-        return Ok(differs.into_iter().map(Into::into).collect());
+}
+
+/// The position and the key that a snapshot says its state belongs to.
+pub(super) fn key_of(boundary: Option<u64>, key: Option<&Key>) -> Result<(u64, Key)> {
+    let lacks = |what: &str| field(&format!("config.{what}"), "a value, as in every snapshot of an engine", "none");
+    let boundary = boundary.filter(|boundary| *boundary > 0).ok_or_else(|| lacks("boundary"))?;
+    let key = key.cloned().ok_or_else(|| lacks("prefix"))?;
+    if key.tokens != boundary {
+        return Err(off_boundary("the prefix key", boundary, key.tokens));
     }
-    let differs = match &differs[..] {
-        // The deployments are equal, but the recorded digest belongs to another one.
-        [] => format!("fingerprint: {fingerprint} in the engine, {recorded:?} in the snapshot"),
-        keys if ranks_only => format!("{}; nothing else differs: with --reshard the state is cut anew for these ranks", keys.join(", ")),
-        keys => keys.join(", "),
-    };
-    let json = |deployment| serde_json::to_string(deployment).map_err(|e| Error::Internal(e.to_string()));
-    Err(Error::Fingerprint { engine: json(ours)?, snapshot: json(theirs)?, differs })
+    if key.scheme != prefix::SCHEME {
+        return Err(Error::mismatch(ErrorCode::PrefixMismatch, "prefix: scheme", prefix::SCHEME, &key.scheme));
+    }
+    Ok((boundary, key))
+}
+
+fn off_boundary(what: &str, boundary: u64, found: u64) -> Error {
+    Error::mismatch(ErrorCode::BoundaryMismatch, format!("prefix length of {what}"), boundary, found)
 }
 
 /// Checks that tokens, key and checkpoints name one boundary of one prefix.
 fn identity(engine: &Engine, documents: &Documents) -> Result<(u64, Key, Vec<u32>)> {
     let config = &documents.config;
-    let lacks = |what: &str| field(&format!("config.{what}"), "a value, as in every snapshot of an engine", "none");
-    let boundary = config.boundary.filter(|boundary| *boundary > 0).ok_or_else(|| lacks("boundary"))?;
-    let key = config.prefix.clone().ok_or_else(|| lacks("prefix"))?;
+    let (boundary, key) = key_of(config.boundary, config.prefix.as_ref())?;
     let tokens = documents.tokens.clone().ok_or_else(|| field("$.layers", "a layer with the tokens", "none"))?;
-    let at = |what: &str, found: u64| Error::mismatch(ErrorCode::BoundaryMismatch, format!("prefix length of {what}"), boundary, found);
+    let at = |what: &str, found: u64| off_boundary(what, boundary, found);
     let prefix_mismatch = |what: &str, expected: &dyn Display, found: &dyn Display| {
         Error::mismatch(ErrorCode::PrefixMismatch, format!("prefix: {what}"), expected, found)
     };
-    if key.tokens != boundary {
-        return Err(at("the prefix key", key.tokens));
-    }
     let computed = usize::try_from(boundary).ok().and_then(|boundary| tokens.get(..boundary));
     let computed = computed.ok_or_else(|| at("the tokens", tokens.len() as u64))?;
-    if key.scheme != prefix::SCHEME {
-        return Err(prefix_mismatch("scheme", &prefix::SCHEME, &key.scheme));
-    }
     let of = |fingerprint: &Digest| prefix::key(fingerprint, &key.salt, key.adapter.as_deref(), computed);
     let ours = engine.fingerprint();
     let theirs = config.fingerprint.unwrap_or(ours);
@@ -254,15 +284,15 @@ fn identity(engine: &Engine, documents: &Documents) -> Result<(u64, Key, Vec<u32
     Ok((boundary, key, tokens))
 }
 
-/// Checks that the snapshot has the ranks of the engine.
-fn ranks(engine: &Engine, documents: &Documents) -> Result<()> {
+/// Checks that the snapshot has the ranks of the engine. `states` are the ranks that have state
+/// tensors.
+pub(super) fn ranks(engine: &Engine, trees: &[TreeOutline], states: &BTreeSet<u32>) -> Result<()> {
     let world = u64::from(engine.world());
     let other = |what, found: u64| Err(Error::mismatch(ErrorCode::RankMismatch, what, world, found));
-    if let Some((tree, _)) = documents.trees.iter().find(|(tree, _)| tree.world != engine.world()) {
+    if let Some(tree) = trees.iter().find(|tree| tree.world != engine.world()) {
         return other("ranks", u64::from(tree.world));
     }
-    let here: BTreeSet<u32> =
-        documents.trees.iter().map(|(tree, _)| tree.rank).chain(documents.checkpoints.iter().map(|(r, _)| *r)).collect();
+    let here: BTreeSet<u32> = trees.iter().map(|tree| tree.rank).chain(states.iter().copied()).collect();
     if let Some(beyond) = here.iter().find(|rank| **rank >= engine.world()) {
         return other("ranks", u64::from(*beyond) + 1);
     }
@@ -272,17 +302,22 @@ fn ranks(engine: &Engine, documents: &Documents) -> Result<()> {
     if missing > 0 && !here.is_empty() { other("ranks with state", world - missing) } else { Ok(()) }
 }
 
-/// Checks that the engine has a place for each part of the snapshot.
-fn known(engine: &Engine, documents: &Documents) -> Result<()> {
-    let own = |rank: u32| engine.groups(rank).iter().filter(move |group| rank == 0 || !group.layout.replicated);
-    for (tree, _) in &documents.trees {
-        if !own(tree.rank).any(|group| group.layout.name == tree.group.name) {
-            return Err(missing_group(&tree.group.name, tree.rank, "engine"));
-        }
-    }
+/// The groups of a rank that a snapshot has of this rank: of a replicated group, rank 0 has it.
+fn own(engine: &Engine, rank: u32) -> impl Iterator<Item = &Group> {
+    engine.groups(rank).iter().filter(move |group| rank == 0 || !group.layout.replicated)
+}
+
+/// Checks that the engine has a group for each page tree. The ranks were checked.
+pub(super) fn known_groups(engine: &Engine, trees: &[TreeOutline]) -> Result<()> {
+    let unknown = trees.iter().find(|tree| !own(engine, tree.rank).any(|group| group.layout.name == tree.group.name));
+    unknown.map_or(Ok(()), |tree| Err(missing_group(&tree.group.name, tree.rank, "engine")))
+}
+
+/// Checks that the engine has a place for each state tensor.
+fn known_states(engine: &Engine, documents: &Documents) -> Result<()> {
     for (rank, checkpoint) in &documents.checkpoints {
         for tensor in &checkpoint.tensors {
-            if !own(*rank).any(|group| group.layout.states.iter().any(|state| state.name == tensor.name)) {
+            if !own(engine, *rank).any(|group| group.layout.states.iter().any(|state| state.name == tensor.name)) {
                 return Err(missing_state(&tensor.name, *rank, "engine"));
             }
         }
@@ -306,7 +341,7 @@ pub(super) fn same<T: PartialEq + Debug>(of: &str, what: &str, engine: &T, snaps
     Err(Error::mismatch(ErrorCode::GeometryMismatch, format!("{of}: {what}"), expected, found))
 }
 
-fn geometry(group: &Group, tree: &PageTree) -> Result<()> {
+pub(super) fn geometry(group: &Group, tree: &TreeOutline) -> Result<()> {
     alike(group, tree)?;
     let of = described(group, tree);
     let layout = &group.layout;
@@ -314,12 +349,12 @@ fn geometry(group: &Group, tree: &PageTree) -> Result<()> {
     same(&of, "bytes of a page", &group.page_bytes(), &tree.page_bytes)
 }
 
-fn described(group: &Group, tree: &PageTree) -> String {
+fn described(group: &Group, tree: &TreeOutline) -> String {
     format!("group {:?} of rank {}", group.layout.name, tree.rank)
 }
 
 /// Compares what is the same on any rank.
-pub(super) fn alike(group: &Group, tree: &PageTree) -> Result<()> {
+pub(super) fn alike(group: &Group, tree: &TreeOutline) -> Result<()> {
     let layout = &group.layout;
     let of = described(group, tree);
     same(&of, "kind", &layout.kind, &tree.group.kind)?;
@@ -328,7 +363,13 @@ pub(super) fn alike(group: &Group, tree: &PageTree) -> Result<()> {
     same(&of, "tokens in a page", &layout.block_tokens, &tree.page_size_tokens)?;
     let components: Vec<&str> = layout.components.iter().map(|component| component.name.as_str()).collect();
     same(&of, "components", &components, &tree.components.iter().map(String::as_str).collect())?;
-    same(&of, "sequences", &1, &tree.sequences.len())
+    same(&of, "sequences", &1, &tree.sequences)
+}
+
+/// A group has more or fewer pages than the boundary needs.
+pub(super) fn other_count(group: &Group, rank: u32, expected: u64, found: u64) -> Error {
+    let what = format!("pages of group {:?} of rank {rank}", group.layout.name);
+    Error::mismatch(ErrorCode::PageCountMismatch, what, expected, found)
 }
 
 /// Checks that the tree has exactly the columns that the boundary needs.
@@ -336,8 +377,7 @@ pub(super) fn pages(group: &Group, tree: &PageTree, rank: u32, columns: &Range<u
     let name = &group.layout.name;
     let expected = columns.end - columns.start;
     let Some(sequence) = tree.sequences.first().filter(|sequence| tree.pages() == expected && sequence.ix.len() == expected) else {
-        let what = format!("pages of group {name:?} of rank {rank}");
-        return Err(Error::mismatch(ErrorCode::PageCountMismatch, what, expected, tree.pages()));
+        return Err(other_count(group, rank, expected, tree.pages()));
     };
     let misplaced = |what: &str, expected: u64, found: u32| {
         Err(Error::mismatch(ErrorCode::BoundaryMismatch, format!("{what} of group {name:?} of rank {rank}"), expected, found))

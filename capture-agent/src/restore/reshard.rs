@@ -107,7 +107,7 @@ impl<'a> Reshard<'a> {
         }
         let mut sources = Sources { trees: trees.clone(), shards: Vec::new(), parts: HashMap::new() };
         for (number, (tree, _)) in trees.iter().enumerate() {
-            plan::alike(group, tree)?;
+            plan::alike(group, &tree.into())?;
             plan::pages(group, tree, tree.rank, &group.columns(boundary), boundary)?;
             sources.add(number, self.theirs(tree.rank, name)?)?;
         }

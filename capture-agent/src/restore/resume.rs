@@ -10,7 +10,7 @@ use crate::error::Result;
 use crate::saves::check_registry;
 use parking_lot::Mutex;
 use pfr_client::nth_ancestor;
-use pfr_schema::agent::{PushState, RestoreRequest};
+use pfr_schema::agent::RestoreRequest;
 use pfr_schema::engine::{Matched, Resume};
 use pfr_schema::{Digest, Reference, Selector};
 use std::collections::BTreeMap;
@@ -134,8 +134,6 @@ impl Agent {
         let stays_here = self.saves().settled(&local).await;
         let Some(registry) = reference.registry.as_deref().or(self.config().registry.as_deref()) else { return true };
         let remote = format!("{}/{local}", registry.trim_end_matches('/'));
-        let is_open = |state| matches!(state, PushState::Waiting | PushState::Running);
-        let waits = self.pushes().list().into_iter().any(|job| job.reference == remote && is_open(job.state));
-        waits || (stays_here && reference.registry.is_none())
+        self.pushes().waits(&remote) || (stays_here && reference.registry.is_none())
     }
 }

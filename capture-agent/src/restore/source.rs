@@ -1,10 +1,10 @@
 //! Finds the snapshot in the local store if the request says so or names a digest that is there.
-//! Otherwise pulls it from the registry.
+//! Otherwise pulls it from the registry, if it fits the engine.
 
 use crate::Agent;
 use crate::error::{Error, Result};
 use pfr_client::{Destination, Progress};
-use pfr_schema::agent::RestoreRequest;
+use pfr_schema::agent::{Outline, RestoreRequest};
 use pfr_schema::{Digest, Reference, Selector};
 
 /// A snapshot that is complete in the local store.
@@ -14,7 +14,9 @@ pub(super) struct Found {
     pub bytes_pulled: u64,
 }
 
-pub(super) async fn find(agent: &Agent, request: &RestoreRequest) -> Result<Found> {
+/// Finds a snapshot for an engine. What does not fit the engine is refused before any frame is
+/// asked for.
+pub(super) async fn find(agent: &Agent, engine: &str, request: &RestoreRequest) -> Result<Found> {
     let reference: Reference = request.reference.parse()?;
     let (repository, selector) = (&reference.repository, reference.selector_or_latest());
     if request.local {
@@ -38,14 +40,24 @@ pub(super) async fn find(agent: &Agent, request: &RestoreRequest) -> Result<Foun
     let remote = agent.config().remote_to_pull_from(registry)?;
     let (store, tag) = (agent.store().clone(), selector.tag().cloned());
     let destination = Destination::Store { store, repository: repository.clone(), tag };
-    match pfr_client::pull(&remote, repository, &selector, &destination, &Progress::default()).await {
-        Ok(report) => Ok(Found { digest: report.digest, bytes_pulled: report.bytes_received }),
-        Err(pfr_client::Error::Unreachable { url, reason, attempts }) => {
+    // Pulls in the background give way.
+    let _first = agent.priority().restore();
+    let pulled = async {
+        let said = pfr_client::look_up(&remote, repository, &selector).await?;
+        agent.check(engine, &Outline::of(&said, request.reshard)?)?;
+        Ok::<_, Error>(pfr_client::pull_found(&remote, repository, &said, &destination, &Progress::default()).await?)
+    };
+    match pulled.await {
+        Ok(report) => {
+            agent.pull_rate().note(report.bytes_received_raw, report.seconds);
+            Ok(Found { digest: report.digest, bytes_pulled: report.bytes_received })
+        }
+        Err(Error::Client(pfr_client::Error::Unreachable { url, reason, attempts })) => {
             // The tag may have moved in the registry, so the local one is not used without `local`.
             let here = agent.store().resolve(repository, &selector).await.is_ok();
             let hint = if here { "; this host has a snapshot of that name: restore it with --local" } else { "" };
             Err(pfr_client::Error::Unreachable { url, reason: format!("{reason}{hint}"), attempts }.into())
         }
-        Err(error) => Err(error.into()),
+        Err(error) => Err(error),
     }
 }

@@ -7,7 +7,8 @@ use pfr_agent::control::Control;
 use pfr_agent::engines::Answers as _;
 use pfr_schema::ErrorCode;
 use pfr_schema::agent::{
-    Drain, EngineInfo, EngineState, Engines, Push, Pushes, RestoreReport, SaveInfo, SaveState, Sequences, SnapshotReport,
+    Drain, EngineInfo, EngineState, Engines, Job, JobState, Jobs, Push, Pushes, RestoreReport, SaveInfo, SaveState, Sequences,
+    SnapshotReport,
 };
 use pfr_schema::api::Problem;
 use pfr_schema::engine::{Save, ToAgent, Verb};
@@ -94,13 +95,30 @@ async fn engines_are_captured_and_restored_by_request() {
     let drain: Drain = client.post("/v1/drain", &body).await.json().await.unwrap();
     assert_eq!((drain.plan.len(), drain.recompute_tokens, drain.bytes), (2, 58, 2 * report.bytes_resident));
     assert!(drain.eta_seconds.unwrap() > 0.0 && drain.done.is_empty());
+    let body = json!({"kind": "drain", "repository": "http://127.0.0.1:9/away", "plan": true, "prefill_tokens_per_second": 29});
+    let planned: Job = client.post("/v1/jobs", &body).await.json().await.unwrap();
+    let plan = planned.drain.unwrap();
+    assert_eq!((planned.state, plan.plan, plan.recompute_seconds), (JobState::Planned, drain.plan, Some(2.0)));
     let pushes: Pushes = client.get("/v1/pushes").await.json().await.unwrap();
     assert_eq!(pushes.pushes, []);
+
+    // A drain is a job, whichever way it is asked for.
+    let body = json!({"repository": "http://127.0.0.1:9/away", "wait_seconds": 0});
+    let drain: Drain = client.post("/v1/drain", &body).await.json().await.unwrap();
+    assert_eq!((drain.failed.len(), drain.failed[0].problem.code), (2, ErrorCode::Timeout));
+    let listed: Jobs = client.get("/v1/jobs").await.json().await.unwrap();
+    let [job] = &listed.jobs[..] else { panic!("one job in {listed:?}") };
+    assert_eq!((job.state, job.drain.as_ref(), job.bytes_done), (JobState::Failed, Some(&drain), drain.bytes));
+    let path = format!("/v1/jobs/{}", job.id);
+    let one: Job = client.get(&path).await.json().await.unwrap();
+    let ended: Job = client.http.delete(format!("http://agent{path}")).send().await.unwrap().json().await.unwrap();
+    assert_eq!((&one, &ended), (job, job));
 
     for path in ["/livez", "/readyz"] {
         assert_eq!(client.get(path).await.status(), 200);
     }
     let metrics = client.get("/metrics").await.text().await.unwrap();
+    assert!(metrics.contains("pf_agent_jobs_total{kind=\"drain\",outcome=\"failed\"}"), "{metrics}");
     assert!(metrics.contains("pf_agent_restores_total{outcome=\"ok\"}"), "{metrics}");
     assert!(metrics.contains("pf_agent_requests_total{route=\"/v1/engines/{engine}/snapshots\",status=\"200\"}"), "{metrics}");
 }
@@ -149,6 +167,12 @@ async fn what_makes_no_sense_is_a_problem() {
         ("/v1/engines/e/restores", json!({"reference": "a:b", "local": true}), ErrorCode::RepositoryUnknown),
         ("/v1/engines/e/restores", json!({"reference": "http://127.0.0.1:9/a:b"}), ErrorCode::Unavailable),
         ("/v1/engines/f/restores", json!({"reference": "a:b", "local": true}), ErrorCode::EngineUnknown),
+        ("/v1/engines/f/checks", json!({}), ErrorCode::EngineUnknown),
+        ("/v1/engines/e/checks", json!({}), ErrorCode::FingerprintMismatch),
+        ("/v1/engines/e/checks", json!({"force": true}), ErrorCode::InvalidRequest),
+        ("/v1/jobs", json!({"references": ["a"]}), ErrorCode::InvalidRequest),
+        ("/v1/jobs", json!({"kind": "warm", "references": ["a"]}), ErrorCode::InvalidRequest),
+        ("/v1/jobs", json!({"kind": "drain", "repository": "a:b"}), ErrorCode::InvalidRequest),
         ("/v1/drain", json!({"repository": "a:b"}), ErrorCode::InvalidRequest),
         ("/v1/drain", json!([]), ErrorCode::InvalidRequest),
         ("/v1/engines", json!({}), ErrorCode::InvalidRequest),
@@ -165,6 +189,7 @@ async fn what_makes_no_sense_is_a_problem() {
         ("/v1/engines/f", ErrorCode::EngineUnknown),
         ("/v1/engines/f/sequences", ErrorCode::EngineUnknown),
         ("/v1/saves/never", ErrorCode::NotFound),
+        ("/v1/jobs/never", ErrorCode::NotFound),
     ] {
         assert_eq!(problem(client.get(path).await).await.code, code, "{path}");
     }

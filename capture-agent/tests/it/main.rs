@@ -12,6 +12,7 @@ mod engines_register;
 mod engines_wire;
 mod gpu;
 mod holds;
+mod jobs;
 mod kernels;
 mod library;
 mod llama;

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 /// Each module may use those before it. The modules that are not in the list are used by all
 /// (errors, settings, metrics) or use all (the agent itself, its control interface).
-const ORDER: &[&str] = &["memory", "copies", "engines", "llama", "snapshot", "saves", "restore", "library"];
+const ORDER: &[&str] = &["memory", "copies", "engines", "llama", "snapshot", "saves", "restore", "library", "jobs"];
 
 fn sources(path: &Path, into: &mut Vec<PathBuf>) {
     if path.is_dir() {

@@ -309,7 +309,8 @@ async fn the_last_push_to_a_tag_wins_however_long_the_first_took() {
 }
 
 async fn drain(host: &Host, wait_seconds: u64) -> Drain {
-    let request = DrainRequest { repository: "team/evacuated".into(), plan_only: false, wait_seconds: Some(wait_seconds) };
+    let request =
+        DrainRequest { repository: "team/evacuated".into(), plan_only: false, wait_seconds: Some(wait_seconds), ..DrainRequest::default() };
     host.agent.drain(request).await.unwrap()
 }
 
@@ -324,7 +325,7 @@ async fn a_drain_says_what_the_registry_has_and_does_not_wait_for_ever() {
     let (one, two) = (Synthetic::start(&host.agent, Spec::flat("one")), Synthetic::start(&host.agent, Spec::hybrid("two")));
     one.add("s", &[1, 2, 3, 4, 5, 6]);
     two.add("t", &[7, 8, 9]);
-    let plan = DrainRequest { repository: "team/evacuated".into(), plan_only: true, wait_seconds: None };
+    let plan = DrainRequest { repository: "team/evacuated".into(), plan_only: true, ..DrainRequest::default() };
     let plan = host.agent.drain(plan).await.unwrap();
     let items: Vec<(&str, &str, u64)> = plan.plan.iter().map(|i| (i.engine.as_str(), i.reference.as_str(), i.boundary)).collect();
     assert_eq!(items, [("one", "team/evacuated/one:s", 5), ("two", "team/evacuated/two:t", 2)]);

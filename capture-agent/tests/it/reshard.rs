@@ -307,9 +307,9 @@ const OTHERS: &[(&str, Change, ErrorCode, &str)] = &[
         "weights",
         |s| drop(s.deployment.insert("weights".into(), json!("sha256:x"))),
         ErrorCode::FingerprintMismatch,
-        "differs:  tp, weights",
+        "\n  tp: 1 in the engine, 2 in the snapshot\n  weights: \"sha256:x\" in the engine",
     ),
-    ("silent", |s| s.parallel.clear(), ErrorCode::FingerprintMismatch, "differs:  tp"),
+    ("silent", |s| s.parallel.clear(), ErrorCode::FingerprintMismatch, "\n  tp: 1 in the engine, 2 in the snapshot"),
     ("heads", |s| s.groups[1].heads = Some(Heads::new(4, false)), ErrorCode::GeometryMismatch, "units over all ranks"),
     ("order", |s| s.groups[1].heads = Some(Heads::new(2, true)), ErrorCode::GeometryMismatch, "repetitions"),
     ("width", |s| s.groups[1].token_bytes = 8, ErrorCode::GeometryMismatch, "repetitions"),
@@ -360,7 +360,7 @@ async fn what_cannot_be_cut_is_refused_by_name_and_nothing_is_touched() {
     let engine = Synthetic::start(&host.agent, spec("plain", 1));
     let error = restore(&host, "plain", "a", false).await.unwrap_err();
     assert_eq!((error.code(), engine.journal()), (ErrorCode::FingerprintMismatch, Vec::new()));
-    assert!(error.to_string().contains("tp; nothing else differs: with --reshard"), "{error}");
+    assert!(error.to_string().contains("  tp: 1 in the engine, 2 in the snapshot\nnothing else differs: with --reshard"), "{error}");
     restore(&host, "plain", "a", true).await.unwrap();
 }
 
@@ -369,7 +369,7 @@ async fn snapshots_that_do_not_say_what_their_ranks_hold_are_refused() {
     let host = host().await;
     let _b = Synthetic::start(&host.agent, spec("b", 1));
     let cases: [(&str, Change, &str); 4] = [
-        ("silent", |s| s.parallel.clear(), "differs:  tp"),
+        ("silent", |s| s.parallel.clear(), "\n  tp: 1 in the engine, 2 in the snapshot"),
         (
             "uncut",
             |s| s.groups[0].uncut = Some("quantised: its heads may share a scale"),

@@ -8,7 +8,7 @@ mod signing;
 mod transfer;
 mod upkeep;
 
-pub use engines::{DrainArgs, Match, Restore, SequencesArgs, Snapshot, WhenToPush};
+pub use engines::{DrainArgs, JobCommand, JobsArgs, Match, Restore, SequencesArgs, Snapshot, WarmArgs, WhenToPush};
 pub use login::{Login, LoginAt};
 pub use names::{Diff, Fork, Inspect, Log, Ls, Prune, Rm, TagArgs};
 pub use reference::{Expected, Relative, Target, repository_of};
@@ -194,6 +194,11 @@ pub enum Command {
     Pushes(AgentAt),
     /// Capture and push every sequence on this host
     Drain(DrainArgs),
+    /// Pull snapshots into the agent's store ahead of the restores that need them
+    #[command(after_help = engines::WARM_EXAMPLES)]
+    Warm(WarmArgs),
+    /// List the jobs of the capture agent, or cancel one
+    Jobs(JobsArgs),
     /// Import the state that another system keeps
     #[command(subcommand)]
     Import(Import),

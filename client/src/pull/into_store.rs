@@ -1,7 +1,8 @@
 //! Pull into a local store.
 
+use super::Lacking;
 use super::fetch::{Fetcher, IN_FLIGHT, Watched, batches};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::local::LocalSession;
 use crate::meter::Tally;
 use crate::plain::as_blobs;
@@ -22,6 +23,22 @@ pub(super) async fn pull(
 ) -> Result<Totals> {
     let session = Session { fetcher, repository, local: LocalSession::open(store, repository).await? };
     session.local.end(session.run(digest, tag).await).await
+}
+
+/// What a pull would fetch. The session takes leases on what is here, and ends at once.
+pub(super) async fn lacking(fetcher: &Fetcher<'_>, digest: Digest, store: &Store, repository: &RepositoryName) -> Result<Lacking> {
+    let session = Session { fetcher, repository, local: LocalSession::open(store, repository).await? };
+    let found = async {
+        let plan = plan(Item::manifest(digest), fetcher, &session.local, &fetcher.limits).await?;
+        let totals = session.totals(digest, &plan.containers).await?;
+        let blobs = (plan.blobs.len() + plan.containers.len()) as u64;
+        Ok::<_, Error>(Lacking { blobs, bytes: plan.bytes(), bytes_total: totals.bytes })
+    };
+    let found = found.await;
+    if let Err(error) = store.abort(&session.local.push).await {
+        tracing::debug!(%error, "a local session stays open until its lease ends");
+    }
+    found
 }
 
 struct Session<'a> {

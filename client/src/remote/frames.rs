@@ -38,7 +38,16 @@ impl Remote {
     /// # Errors
     /// `blob_unknown` before the first byte; a stream that is cut ends with [`crate::Error::Cut`].
     pub async fn frames(&self, repository: &RepositoryName, digests: Vec<Digest>, codecs: Codecs) -> Result<BoxFrames> {
-        Ok(in_codecs(self.frames_as_sent(repository, digests, codecs).await?, codecs, &Limits::default()))
+        let frames = in_codecs(self.frames_as_sent(repository, digests, codecs).await?, codecs, &Limits::default());
+        let Some(brake) = self.brake.clone() else { return Ok(frames) };
+        let held_back = frames.and_then(move |piece| {
+            let wait = brake.hold(piece.len() as u64);
+            async move {
+                wait.await;
+                Ok(piece)
+            }
+        });
+        Ok(held_back.boxed())
     }
 
     async fn frames_as_sent(&self, repository: &RepositoryName, digests: Vec<Digest>, codecs: Codecs) -> Result<BoxFrames> {

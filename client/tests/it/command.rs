@@ -1,8 +1,7 @@
 //! The real `pf` in empty surroundings: exit codes, and what goes to which stream.
 
-use crate::common::agent::{Answer, agent};
-use std::io::{Read as _, Write as _};
-use std::os::unix::net::UnixListener;
+use crate::common::agent::{Answer, agent, drained, warmed};
+use serde_json::json;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
@@ -50,13 +49,15 @@ fn the_help_says_what_cannot_be_guessed() {
 #[test]
 fn a_command_for_the_agent_refuses_a_registry_on_the_command_line_and_no_other() {
     let home = tempfile::tempdir().unwrap();
-    let commands: [&[&str]; 6] = [
+    let commands: [&[&str]; 8] = [
         &["engines"],
         &["sequences", "e"],
         &["snapshot", "e", "team/agent:x"],
         &["restore", "team/agent:x", "e"],
         &["pushes"],
         &["drain", "team/agent"],
+        &["warm", "team/agent"],
+        &["jobs"],
     ];
     for command in commands {
         let args = [command, &["--agent", "/nonexistent/agent.sock"]].concat();
@@ -163,21 +164,37 @@ fn a_variable_that_is_set_to_nothing_is_not_set() {
 fn a_drain_names_the_engine_that_could_not_be_asked() {
     let home = tempfile::tempdir().unwrap();
     let socket = home.path().join("agent.sock");
-    let listener = UnixListener::bind(&socket).unwrap();
-    std::thread::spawn(move || {
-        let problem = r#"{"type":"t","title":"t","status":409,"detail":"rank 1 is missing","code":"engine_busy","retryable":true}"#;
-        let failed = format!(r#"[{{"engine":"vllm","sequence":"","problem":{problem}}}]"#);
-        let body = format!(r#"{{"plan":[],"done":[],"failed":{failed},"bytes":0,"eta_seconds":null,"recompute_tokens":0}}"#);
-        let (mut stream, _) = listener.accept().unwrap();
-        drop(stream.read(&mut [0; 4096]));
-        let head = format!("HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: {}\r\n\r\n", body.len());
-        stream.write_all((head + &body).as_bytes()).unwrap();
+    agent(&socket, |_| {
+        let problem =
+            json!({"type": "t", "title": "t", "status": 409, "detail": "rank 1 is missing", "code": "engine_busy", "retryable": true});
+        let failed = json!([{"engine": "vllm", "sequence": "", "problem": problem}]);
+        Answer::Json(drained(&json!({"plan": [], "done": [], "failed": failed, "bytes": 0, "eta_seconds": null, "recompute_tokens": 0})))
     });
     let output = pf(home.path(), &["drain", "team/evacuated", "--agent", socket.to_str().unwrap()]).output().unwrap();
     let (stdout, stderr) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
     assert_eq!(output.status.code(), Some(3), "{stdout}{stderr}");
     assert!(stdout.contains("vllm: rank 1 is missing") && !stdout.contains("nothing"), "{stdout}");
     assert!(stderr.contains("1 engine could not be asked for sequences"), "{stderr}");
+}
+
+#[test]
+fn a_warm_waits_for_its_job_unless_it_is_detached() {
+    let home = tempfile::tempdir().unwrap();
+    let socket = home.path().join("agent.sock");
+    let mut asked = 0;
+    agent(&socket, move |request| {
+        asked += u32::from(request == "GET /v1/jobs/1");
+        Answer::Json(match request {
+            "GET /v1/jobs/1" if asked > 1 => warmed("done"),
+            _ => warmed("running"),
+        })
+    });
+    let socket = socket.to_str().unwrap();
+    let (code, stdout, stderr) = run(home.path(), &["warm", "team/agent:y", "--detach", "--agent", socket]);
+    assert_eq!((code, stdout.as_str(), stderr.as_str()), (0, "1\n", ""));
+    let (code, stdout, stderr) = run(home.path(), &["warm", "team/agent:y", "--agent", socket]);
+    assert!(code == 0 && stdout.contains("here, 9 B received"), "{stdout}{stderr}");
+    assert!(stderr.starts_with("job 1; it goes on without this command"), "{stderr}");
 }
 
 #[test]

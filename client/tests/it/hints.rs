@@ -4,7 +4,7 @@
 //! A case names the places in the sources whose commands it runs: the file, the function, the
 //! command, and a number if the function has several of them. A place without a case fails a test.
 
-use crate::common::agent::{Answer, agent, captured, push as agent_push};
+use crate::common::agent::{Answer, agent, captured, drained, push as agent_push, warmed};
 use crate::common::sample::{SMALL, directory};
 use crate::common::{Registry, repository, selector, tag, target};
 use pfr_client::{Destination, Progress, PushTarget, Source, pull, push};
@@ -428,13 +428,17 @@ async fn a_hint_about_an_agent_names_its_socket() {
     agent(&socket, move |request| match request {
         "GET /v1/engines" => Answer::Json(json!({"engines": []})),
         "GET /v1/pushes" => Answer::Json(json!({"pushes": [agent_push("failed")]})),
-        "POST /v1/drain" => Answer::Json(json!({
+        "POST /v1/jobs" => Answer::Json(warmed("running")),
+        "GET /v1/jobs" => Answer::Json(json!({"jobs": [warmed("done")]})),
+        "DELETE /v1/jobs/1" => Answer::Json(warmed("cancelled")),
+        "DELETE /v1/jobs/none" => Answer::Problem(404, "not_found", "there is no job"),
+        "GET /v1/jobs/1" => Answer::Json(drained(&json!({
             "plan": [{"engine": "e", "sequence": "s", "reference": "team/x/e:s", "boundary": 3, "bytes": 10}], "done": [],
             "failed": [{"engine": "e", "sequence": "s", "problem": {
                 "type": "t", "title": "t", "status": 504, "detail": "its push goes on", "code": "timeout", "retryable": true,
             }}],
             "bytes": 10, "recompute_tokens": 3,
-        })),
+        }))),
         // It ends in the middle of a capture.
         "POST /v1/engines/gone/snapshots" => Answer::Gone,
         "POST /v1/engines/slow/snapshots" => Answer::Json(captured("failed")),
@@ -454,7 +458,9 @@ async fn a_hint_about_an_agent_names_its_socket() {
             7,
             "no room",
         ),
-        (way(vec![]), "commands/drain.rs run pushes", vec!["drain", "team/x", "--agent", &given], 7, "no room"),
+        (way(vec![]), "commands/drain.rs run pushes", vec!["drain", "team/x", "--quiet", "--agent", &given], 7, "no room"),
+        (way(vec![]), "commands/jobs.rs finished jobs", vec!["warm", "team/y", "--agent", &given], 7, "cancelled"),
+        (way(vec![]), "commands/jobs.rs unknown jobs", vec!["jobs", "cancel", "none", "--agent", &given], 5, "done"),
     ] {
         let (code, text) = world.pf(&way, &args);
         assert_eq!(code, exits, "{text}");

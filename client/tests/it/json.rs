@@ -1,7 +1,7 @@
 //! `--json`: one set of field names, moments as RFC 3339, and errors as JSON; exit codes for
 //! permissions and full disks.
 
-use crate::common::agent::{Answer, agent, captured, push as agent_push};
+use crate::common::agent::{Answer, agent, captured, push as agent_push, warmed};
 use crate::common::sample::{SMALL, directory};
 use crate::common::{Registry, pf, push_dir};
 use pfr_schema::signature::PublicKey;
@@ -110,10 +110,17 @@ fn answering(socket: &Path) {
                 "digest": digest, "engine": "e", "boundary": 3, "tokens": 4, "pages": 1, "bytes_pulled": 1, "bytes_written": 1,
                 "values_computed": 0, "values_attested": 0, "oracle": false, "total_seconds": 0.1,
             }),
-            "POST /v1/drain" => json!({
-                "plan": [{"engine": "e", "sequence": "s", "reference": "team/e:s", "boundary": 3, "bytes": 10}],
-                "done": [captured("done")], "failed": [], "bytes": 10, "recompute_tokens": 3,
-            }),
+            // A job of both kinds: this agent does not read what it is asked for.
+            "POST /v1/jobs" | "GET /v1/jobs/1" => {
+                let mut job = warmed("done");
+                job["drain"] = json!({
+                    "plan": [{"engine": "e", "sequence": "s", "reference": "team/e:s", "boundary": 3, "bytes": 10}],
+                    "done": [captured("done")], "failed": [], "bytes": 10, "recompute_tokens": 3,
+                });
+                job
+            }
+            "GET /v1/jobs" => json!({"jobs": [warmed("done")]}),
+            "DELETE /v1/jobs/1" => warmed("cancelled"),
             _ => return Answer::Problem(404, "not_found", "no such resource"),
         })
     });
@@ -192,6 +199,10 @@ async fn sizes_end_in_bytes_and_moments_are_rfc_3339_in_every_command() {
         &["pushes", "--agent", agent],
         &["logout"],
         &["drain", "team/evacuated", "--agent", agent],
+        &["warm", "team/agent:y", "--agent", agent],
+        &["warm", "team/*", "--plan", "--agent", agent],
+        &["jobs", "--agent", agent],
+        &["jobs", "cancel", "1", "--agent", agent],
     ] {
         without.remove(args[0]);
         let (code, stdout, stderr) = pf(dir.path(), &[args, &["--json"], &at(args, url)[..]].concat());
@@ -228,6 +239,9 @@ async fn sizes_end_in_bytes_and_moments_are_rfc_3339_in_every_command() {
         "mapped_bytes",
         "resident_bytes",
         "pulled_bytes",
+        "total_bytes",
+        "begun_at",
+        "keep_ends_at",
     ] {
         assert!(seen.iter().any(|seen| seen == name), "no {name}");
     }

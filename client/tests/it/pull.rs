@@ -1,8 +1,9 @@
 //! Pull: from a real registry into stores and directories.
 
+use crate::common::agent::{Answer, agent};
 use crate::common::sample::{LARGE, SMALL, blob_path, directory, everything, page, write};
-use crate::common::{Registry, files, memory, pull_dir, pull_store, push_dir, remote, repository, same_files, selector, tag, target};
-use pfr_client::{Destination, Progress, Source, pull, push};
+use crate::common::{Registry, files, memory, pf, pull_dir, pull_store, push_dir, remote, repository, same_files, selector, tag, target};
+use pfr_client::{Brake, Destination, Progress, Source, pull, push};
 use pfr_schema::api::MatchRequest;
 use pfr_schema::checkpoint::Checkpoint;
 use pfr_schema::run::Run;
@@ -13,6 +14,8 @@ use pfr_store::{Store, document_frame};
 use pfr_testkit::front::{Fate, Front, Seen};
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 #[tokio::test]
 async fn a_snapshot_is_pulled_into_a_store_once() {
@@ -354,4 +357,48 @@ async fn a_checkpoint_without_pages_has_a_directory_too() {
     let target = pfr_client::PushTarget { repository: "other".parse().unwrap(), ..target("t") };
     let pushed = push(&Source::Directory(copy.path().into()), &registry.remote(), target, &Progress::default()).await.unwrap();
     assert_eq!((pushed.digest, pushed.blobs_sent, pushed.created), (digest, 0, true));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pull_for_an_engine_that_it_does_not_fit_asks_for_no_frame() {
+    let (registry, dir) = (Registry::start().await, tempfile::tempdir().unwrap());
+    push_dir(&registry.remote(), directory(SMALL, &[1, 2, 3]).path(), "t").await.unwrap();
+    let front = Front::start(&registry.url, |_| Fate::Pass);
+    let socket = dir.path().join("agent.sock");
+    agent(&socket, |request| match request {
+        "POST /v1/engines/fits/checks" => Answer::Json(serde_json::json!({"engine": "fits", "boundary": 3})),
+        _ => Answer::Problem(409, "fingerprint_mismatch", "weights: 1 in the engine, 2 in the snapshot"),
+    });
+    let pull = |engine: &str| {
+        let socket = socket.to_str().unwrap();
+        pf(dir.path(), &["pull", "team/agent:t", "--registry", &front.url, "--for", engine, "--agent", socket])
+    };
+    let asked = || front.seen().iter().any(|seen: &Seen| seen.asked().is_some());
+    let (code, stdout, stderr) = pull("other");
+    assert!(code == 4 && stdout.is_empty() && stderr.contains("weights: 1 in the engine, 2 in the snapshot"), "{code} {stdout}{stderr}");
+    assert!(!asked() && !front.seen().is_empty());
+    let (code, _, stderr) = pull("fits");
+    assert!(code == 0 && asked(), "{stderr}");
+}
+
+#[tokio::test]
+async fn a_brake_is_asked_before_every_byte_of_frames_and_what_is_lacking_is_known_before() {
+    let (registry, local) = (Registry::start().await, memory().await);
+    let (remote, source) = (registry.remote(), everything());
+    let pushed = push_dir(&remote, source.path(), "t").await.unwrap();
+    let lacking = pfr_client::lacking(&remote, &repository(), pushed.digest, &local).await.unwrap();
+    assert_eq!((lacking.bytes_total, local.resolve(&repository(), &selector("t")).await.is_err()), (pushed.bytes_raw, true));
+    let passed = Arc::new(AtomicU64::new(0));
+    let counted = Arc::clone(&passed);
+    let braked = remote.braked(Brake::new(move |bytes| {
+        counted.fetch_add(bytes, Ordering::Relaxed);
+        Box::pin(tokio::task::yield_now())
+    }));
+    let report = pull_store(&braked, "t", &local).await.unwrap();
+    assert_eq!(report.digest, pushed.digest);
+    // A stream has an end mark besides its frames.
+    let passed = passed.load(Ordering::Relaxed);
+    assert!(passed >= report.bytes_received && report.bytes_received > 0, "{passed} of {}", report.bytes_received);
+    assert_eq!(report.blobs_received, lacking.blobs);
+    assert_eq!(pfr_client::lacking(&remote, &repository(), pushed.digest, &local).await.unwrap().bytes, 0);
 }

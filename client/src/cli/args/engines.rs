@@ -3,6 +3,7 @@
 use super::reference::Label;
 use super::{AgentAt, Where};
 use crate::cli::completion::{references, repositories};
+use pfr_client::{Age, ByteSize};
 use pfr_schema::{Reference, RepositoryName};
 use std::path::PathBuf;
 
@@ -146,6 +147,77 @@ pub struct DrainArgs {
     /// Seconds to wait for the pushes; later ones go on in the background [default: 600]
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(0..=86_400))]
     pub wait: Option<u64>,
+    /// Tokens that an engine computes in a second, for the plan
+    #[arg(long, value_name = "N")]
+    pub prefill_tokens_per_second: Option<f64>,
     #[command(flatten)]
     pub at: AgentAt,
+}
+
+pub const WARM_EXAMPLES: &str = "\
+Examples:
+  pf warm team/agent:step-9 --plan
+  pf warm 'team/*:latest' --keep 12h --max-size 200GiB
+  pf warm 'agents/*' --newest 3 --rate 100MB --detach
+
+Restores go first. What is pulled stays for --keep, however large the store is. The same command again fetches only what is missing.";
+
+/// Arguments of `warm`.
+#[derive(Debug, clap::Args)]
+pub struct WarmArgs {
+    /// Snapshots; * stands for any characters in repository and tag
+    #[arg(value_name = "REF", required = true, num_args = 1..=64, add = references())]
+    pub references: Vec<String>,
+    /// The N snapshots of each repository that were pushed last, instead of a tag
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub newest: Option<u32>,
+    /// Only show what would be fetched, and how long that takes
+    #[arg(long)]
+    pub plan: bool,
+    /// Wait for the end; this is the default
+    #[arg(long, conflicts_with_all = ["detach", "plan"])]
+    pub wait: bool,
+    /// Print the id of the job, and do not wait
+    #[arg(long, conflicts_with = "plan")]
+    pub detach: bool,
+    /// Leave out snapshots that do not fit this engine
+    #[arg(long = "for", value_name = "ENGINE")]
+    pub engine: Option<String>,
+    /// How long eviction leaves them alone, such as 12h; 0s: not at all [default: 1d]
+    #[arg(long, value_name = "TIME")]
+    pub keep: Option<Age>,
+    /// Bytes to fetch at most; what does not fit is left out [default: half of the agent's
+    /// max-store-size]
+    #[arg(long, value_name = "SIZE")]
+    pub max_size: Option<ByteSize>,
+    /// Bytes a second to receive at most, at least 64KiB
+    #[arg(long, value_name = "SIZE")]
+    pub rate: Option<ByteSize>,
+    /// Tokens that an engine computes in a second, for the plan
+    #[arg(long, value_name = "N")]
+    pub prefill_tokens_per_second: Option<f64>,
+    #[command(flatten)]
+    pub at: AgentAt,
+}
+
+/// Arguments of `jobs`.
+#[derive(Debug, clap::Args)]
+pub struct JobsArgs {
+    #[command(subcommand)]
+    pub command: Option<JobCommand>,
+    #[command(flatten)]
+    pub at: AgentAt,
+}
+
+/// Commands for a job.
+#[derive(Debug, clap::Subcommand)]
+pub enum JobCommand {
+    /// End a job; what it has done stays
+    Cancel {
+        /// A job that `pf jobs` lists
+        #[arg(value_name = "ID")]
+        id: String,
+        #[command(flatten)]
+        at: AgentAt,
+    },
 }

@@ -1,7 +1,7 @@
 //! Commands that move snapshots.
 
-use super::Passed;
 use super::reference::{Expected, Relative};
+use super::{AgentAt, Passed};
 use crate::cli::completion::references;
 use clap::Subcommand;
 use pfr_schema::Reference;
@@ -62,6 +62,7 @@ Examples:
   pf pull team/agent:step-1
   pf pull team/agent:step-1 ./snapshot
   pf pull team/agent@sha256:9f86d081884c…
+  pf pull team/agent:step-1 --for vllm-0         only if it fits this engine
 
 The first keeps the snapshot in the local store, under the same name. The last line of stdout is the digest. \
 After an interruption run the same command again: it fetches what is missing.";
@@ -78,4 +79,9 @@ pub struct Pull {
     /// Fetch nothing unless one of these public keys (PEM) has signed the snapshot
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath, env = "PF_VERIFY_KEY", hide_env_values = true)]
     pub verify_key: Option<PathBuf>,
+    /// Refuse a snapshot that does not fit this engine of the agent, before any of it is fetched
+    #[arg(long = "for", value_name = "ENGINE")]
+    pub engine: Option<String>,
+    #[command(flatten)]
+    pub at: AgentAt,
 }

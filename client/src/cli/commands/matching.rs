@@ -5,17 +5,24 @@ use crate::cli::context::Context;
 use crate::cli::failure::Failure;
 use crate::cli::output::human::{count, number, one_line};
 use crate::cli::suggest::Suggestion;
-use pfr_schema::ErrorCode;
+use pfr_client::Site;
+use pfr_schema::agent::{Difference, EngineInfo};
 use pfr_schema::api::MatchRequest;
+use pfr_schema::{Digest, ErrorCode, RepositoryName, Selector};
 
 /// Bytes of a token file: 16 Mi tokens, as JSON.
 const TOKENS_MAX: u64 = 128 << 20;
+/// Fields that are listed for a snapshot of another engine configuration.
+const FIELDS: usize = 10;
 const TRUNCATED: &str = "the search ended at its limit: there may be a longer match";
 
 pub async fn run(context: &mut Context, args: Match) -> Result<(), Failure> {
-    let fingerprint = match (&args.fingerprint, &args.engine) {
-        (Some(fingerprint), _) => *fingerprint,
-        (None, Some(engine)) => context.agent_beside_registry(args.at.agent.as_deref())?.engine(engine).await?.fingerprint,
+    let (fingerprint, engine) = match (&args.fingerprint, &args.engine) {
+        (Some(fingerprint), _) => (*fingerprint, None),
+        (None, Some(engine)) => {
+            let engine = context.agent_beside_registry(args.at.agent.as_deref())?.engine(engine).await?;
+            (engine.fingerprint, Some(engine))
+        }
         (None, None) => return Err(Failure::usage("--fingerprint or --engine is needed")),
     };
     let tokens = tokens(&super::read(&args.tokens, TOKENS_MAX)?)
@@ -23,7 +30,8 @@ pub async fn run(context: &mut Context, args: Match) -> Result<(), Failure> {
     let given = tokens.len() as u64;
     let request = MatchRequest { tokens, fingerprint, salt: args.salt, adapter: args.adapter };
     let repository = &args.repository.repository;
-    let found = context.site(args.site, Some(&args.repository)).await?.match_prefix(repository, &request).await?;
+    let site = context.site(args.site, Some(&args.repository)).await?;
+    let found = site.match_prefix(repository, &request).await?;
     let Some(digest) = found.digest else {
         if context.json {
             context.out.json(&found)?;
@@ -31,6 +39,11 @@ pub async fn run(context: &mut Context, args: Match) -> Result<(), Failure> {
         for rejected in found.rejected.iter().filter(|_| !context.json && !context.quiet) {
             let common = count(rejected.common, "token");
             context.out.note(&format!("{}  {common} in common: {}", rejected.digest.short(), one_line(&rejected.reason)))?;
+            if let Some(engine) = &engine {
+                for difference in differences(&site, repository, engine, rejected.digest).await {
+                    context.out.note(&format!("  {}", one_line(&difference.to_string())))?;
+                }
+            }
         }
         if found.truncated && !context.json && !context.quiet {
             context.out.note(TRUNCATED)?;
@@ -45,6 +58,19 @@ pub async fn run(context: &mut Context, args: Match) -> Result<(), Failure> {
     }
     let truncated = found.truncated.then(|| TRUNCATED.to_owned());
     context.report(&found, [saved].into_iter().chain(truncated), &digest.to_string())
+}
+
+/// The fields of the engine configuration in which a refused snapshot differs. The reason was given
+/// before, so a snapshot that was deleted meanwhile, or a registry that is gone, does not matter.
+async fn differences(site: &Site, repository: &RepositoryName, engine: &EngineInfo, digest: Digest) -> Vec<Difference> {
+    match site.detail(repository, &Selector::Digest(digest)).await {
+        Ok(detail) if detail.config.fingerprint != Some(engine.fingerprint) => {
+            let mut differs = Difference::all(&engine.deployment, &detail.config.deployment);
+            differs.truncate(FIELDS);
+            differs
+        }
+        _ => Vec::new(),
+    }
 }
 
 /// Reads a JSON array, which begins with a bracket, or u32 numbers: no vocabulary has a token id

@@ -7,6 +7,7 @@ mod drain;
 mod events;
 mod gc;
 mod inspect;
+mod jobs;
 mod list;
 pub mod log;
 mod login;
@@ -68,6 +69,8 @@ pub async fn run(context: &mut Context, command: Command) -> Result<(), Failure>
         Command::Match(args) => matching::run(context, args).await,
         Command::Pushes(at) => agent::pushes(context, at).await,
         Command::Drain(args) => drain::run(context, args).await,
+        Command::Warm(args) => jobs::warm(context, args).await,
+        Command::Jobs(args) => jobs::jobs(context, args).await,
         Command::Import(Import::Processfork(passed)) => Err(become_program(IMPORT_PROCESSFORK, context, passed)),
         Command::Login(args) => login::login(context, args).await,
         Command::Logout(at) => login::logout(context, at).await,

@@ -6,8 +6,9 @@ use crate::cli::context::Context;
 use crate::cli::failure::Failure;
 use crate::cli::output::human::{bytes, count, duration};
 use crate::cli::progress::{Standing, watch};
-use pfr_client::{Destination, Progress, PullReport};
+use pfr_client::{Destination, Error, Progress, PullReport};
 use pfr_schema::Reference;
+use pfr_schema::agent::Outline;
 use std::path::Path;
 use std::time::Duration;
 
@@ -27,7 +28,20 @@ pub async fn run(context: &mut Context, args: Pull) -> Result<(), Failure> {
         None => Destination::Store { store: context.store().await?, repository: repository.clone(), tag: selector.tag().cloned() },
     };
     let progress = Progress::default();
-    let work = pfr_client::pull(&remote, &repository, &selector, &destination, &progress);
+    let agent = match &args.engine {
+        Some(_) => Some(context.agent_beside_registry(args.at.agent.as_deref())?),
+        None => None,
+    };
+    let work = async {
+        let (Some(agent), Some(engine)) = (&agent, &args.engine) else {
+            return pfr_client::pull(&remote, &repository, &selector, &destination, &progress).await;
+        };
+        let said = pfr_client::look_up(&remote, &repository, &selector).await?;
+        let digest = said.summary.digest;
+        let outline = Outline::of(&said, false).map_err(|error| Error::Unsuitable { digest, reason: error.to_string() })?;
+        agent.check(engine, &outline).await?;
+        pfr_client::pull_found(&remote, &repository, &said, &destination, &progress).await
+    };
     let report = watch(context.quiet, || Standing::of(&progress), work).await?;
     if let Destination::Store { store, .. } = &destination {
         super::gc::tidy(context, store).await;

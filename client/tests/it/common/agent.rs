@@ -64,3 +64,29 @@ pub fn captured(push_state: &str) -> Value {
         "total_seconds": 0.1, "exactness": "bit-exact", "oracle": false, "push": push(push_state),
     })
 }
+
+/// A job of the agent that has ended: of the kind that the request names, with this result.
+pub fn job(request: &Value, state: &str, result: &Value) -> Value {
+    let kind = request["kind"].as_str().unwrap();
+    let mut job = json!({
+        "id": "1", "request": request, "state": state, "begun_at": 1_700_000_000_000_u64, "ended_at": 1_700_000_001_000_u64,
+        "bytes_done": 10, "bytes_total": 10, "rate": 10.0,
+    });
+    job[kind] = result.clone();
+    job
+}
+
+/// A warm job that has ended.
+pub fn warmed(state: &str) -> Value {
+    let item = json!({
+        "reference": "http://r:1/team/agent:y", "digest": pfr_schema::Digest::sha256(b"x"), "boundary": 3, "bytes": 10, "bytes_total": 20,
+        "bytes_received": 9, "state": "done", "keep_ends_at": 1_700_086_400_000_u64,
+    });
+    job(&json!({"kind": "warm", "references": ["team/agent:y"]}), state, &json!({"items": [item], "bytes": 10, "recompute_tokens": 3}))
+}
+
+/// A drain that has ended.
+pub fn drained(result: &Value) -> Value {
+    let state = if result["failed"].as_array().unwrap().is_empty() { "done" } else { "failed" };
+    job(&json!({"kind": "drain", "repository": "team/x"}), state, result)
+}

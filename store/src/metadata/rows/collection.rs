@@ -100,12 +100,14 @@ pub enum Pin {
     ByHand = 1,
     /// It waits to be pushed: there is no other copy yet.
     UntilPushed = 2,
+    /// It was pulled ahead, and is kept for a time.
+    Warm = 4,
 }
 
 impl Pin {
     /// The reasons whose values add up to `sum`.
     pub(crate) fn of(sum: u64) -> Vec<Self> {
-        [Self::ByHand, Self::UntilPushed].into_iter().filter(|pin| sum & *pin as u64 != 0).collect()
+        [Self::ByHand, Self::UntilPushed, Self::Warm].into_iter().filter(|pin| sum & *pin as u64 != 0).collect()
     }
 }
 
@@ -114,6 +116,7 @@ impl std::fmt::Display for Pin {
         f.write_str(match self {
             Self::ByHand => "by hand",
             Self::UntilPushed => "until it is pushed",
+            Self::Warm => "for a time: pulled ahead",
         })
     }
 }

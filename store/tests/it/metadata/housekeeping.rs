@@ -100,6 +100,10 @@ async fn a_pin_is_taken_back_only_for_the_reason_it_was_given() {
             assert_eq!(pins().await, [first], "{name}");
             assert!(!pin(first, false).await.unwrap() && evictable().await, "{name}");
         }
+        assert!(pin(Pin::Warm, true).await.unwrap() && pin(Pin::UntilPushed, true).await.unwrap());
+        assert_eq!(pins().await, [Pin::UntilPushed, Pin::Warm], "{name}");
+        assert!(pin(Pin::UntilPushed, false).await.unwrap() && !evictable().await, "{name}");
+        assert!(!pin(Pin::Warm, false).await.unwrap() && evictable().await, "{name}");
         // A snapshot that was pinned or used since it was listed is not evicted. One that was not
         // is evicted.
         let listed = async || metadata.evictable(10).await.unwrap().into_iter().find(|s| s.digest == snapshot).unwrap();

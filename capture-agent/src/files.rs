@@ -1,50 +1,62 @@
-//! The queue on disk: one JSON file for each job, replaced atomically.
+//! Records on disk: one JSON file for each, replaced atomically.
 
 use crate::error::{Error, Result, blocking};
-use pfr_schema::agent::PushJob;
 use pfr_service::durable;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
+use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
 
-/// Bytes of a job's file.
-const MAX_BYTES: u64 = 64 << 10;
+/// What is kept in files.
+pub(crate) trait Record: Serialize + DeserializeOwned + Send + 'static {
+    /// What an error calls their folder.
+    const WHAT: &'static str;
+    /// Bytes of a file at most.
+    const MAX_BYTES: u64;
 
-#[derive(Clone, Debug)]
-pub(super) struct Files {
-    dir: PathBuf,
+    /// Its id: the file is named after it.
+    fn id(&self) -> &str;
 }
 
-impl Files {
+/// A folder of records of one kind.
+#[derive(Debug)]
+pub(crate) struct Files<T> {
+    dir: PathBuf,
+    records: PhantomData<fn() -> T>,
+}
+
+impl<T: Record> Files<T> {
     pub async fn open(dir: PathBuf) -> Result<Self> {
-        let files = Self { dir };
+        let files = Self { dir, records: PhantomData };
         files.on(durable::create_private_dir_all).await?;
         Ok(files)
     }
 
-    /// All jobs. A file that does not parse is logged and stays: it may be the only record of a
+    /// All records. A file that does not parse is logged and stays: it may be the only record of a
     /// push.
-    pub async fn load(&self) -> Result<BTreeMap<String, PushJob>> {
+    pub async fn load(&self) -> Result<BTreeMap<String, T>> {
         self.on(|dir| {
-            let mut jobs = BTreeMap::new();
+            let mut records = BTreeMap::new();
             for entry in std::fs::read_dir(dir)? {
                 let path = entry?.path();
                 match path.extension().and_then(|e| e.to_str()) {
-                    Some("json") => match read(&path) {
-                        Ok(job) => drop(jobs.insert(job.id.clone(), job)),
-                        Err(error) => tracing::error!(path = %path.display(), %error, "cannot read the file of a push, skipped"),
+                    Some("json") => match read::<T>(&path) {
+                        Ok(record) => drop(records.insert(record.id().to_owned(), record)),
+                        Err(error) => tracing::error!(path = %path.display(), %error, "cannot read a file of the {}, skipped", T::WHAT),
                     },
-                    // A crash interrupted the write, so the job was never confirmed.
+                    // A crash interrupted the write, so the record was never confirmed.
                     Some(durable::UNFINISHED) => std::fs::remove_file(&path)?,
                     _ => {}
                 }
             }
-            Ok(jobs)
+            Ok(records)
         })
         .await
     }
 
-    pub async fn write(&self, job: &PushJob) -> Result<()> {
-        let (name, bytes) = (file_name(&job.id), serde_json::to_vec(job).map_err(|e| Error::Internal(e.to_string()))?);
+    pub async fn write(&self, record: &T) -> Result<()> {
+        let (name, bytes) = (file_name(record.id()), serde_json::to_vec(record).map_err(|e| Error::Internal(e.to_string()))?);
         self.on(move |dir| durable::replace(&dir.join(name), &bytes)).await
     }
 
@@ -57,9 +69,9 @@ impl Files {
         .await
     }
 
-    async fn on<T: Send + 'static>(&self, work: impl FnOnce(&Path) -> std::io::Result<T> + Send + 'static) -> Result<T> {
+    async fn on<R: Send + 'static>(&self, work: impl FnOnce(&Path) -> std::io::Result<R> + Send + 'static) -> Result<R> {
         let dir = self.dir.clone();
-        blocking("push queue", move || work(&dir).map_err(Error::io(format!("push queue {}", dir.display())))).await
+        blocking(T::WHAT, move || work(&dir).map_err(Error::io(format!("{} {}", T::WHAT, dir.display())))).await
     }
 }
 
@@ -67,17 +79,17 @@ fn file_name(id: &str) -> String {
     format!("{id}.json")
 }
 
-fn read(path: &Path) -> std::io::Result<PushJob> {
+fn read<T: Record>(path: &Path) -> std::io::Result<T> {
     let invalid = |reason: String| std::io::Error::new(std::io::ErrorKind::InvalidData, reason);
     let length = std::fs::metadata(path)?.len();
-    if length > MAX_BYTES {
-        return Err(invalid(format!("{length} bytes, the limit is {MAX_BYTES}")));
+    if length > T::MAX_BYTES {
+        return Err(invalid(format!("{length} bytes, the limit is {}", T::MAX_BYTES)));
     }
-    let job: PushJob = serde_json::from_slice(&std::fs::read(path)?).map_err(|e| invalid(e.to_string()))?;
-    if path.file_stem().and_then(|stem| stem.to_str()) == Some(job.id.as_str()) {
-        Ok(job)
+    let record: T = serde_json::from_slice(&std::fs::read(path)?).map_err(|e| invalid(e.to_string()))?;
+    if path.file_stem().and_then(|stem| stem.to_str()) == Some(record.id()) {
+        Ok(record)
     } else {
-        Err(invalid("it has another job's id".into()))
+        Err(invalid("it has another record's id".into()))
     }
 }
 
@@ -85,7 +97,7 @@ fn read(path: &Path) -> std::io::Result<PushJob> {
 mod tests {
     use super::*;
     use pfr_schema::Digest;
-    use pfr_schema::agent::PushState;
+    use pfr_schema::agent::{Job, PushJob, PushState};
     use proptest::prelude::*;
 
     fn job(id: &str) -> PushJob {
@@ -105,7 +117,7 @@ mod tests {
     #[tokio::test]
     async fn jobs_are_there_again_and_debris_is_not() {
         let dir = tempfile::tempdir().unwrap();
-        let files = Files::open(dir.path().join("pushes")).await.unwrap();
+        let files: Files<PushJob> = Files::open(dir.path().join("pushes")).await.unwrap();
         files.write(&job("b")).await.unwrap();
         files.write(&job("a")).await.unwrap();
         files.write(&job("c")).await.unwrap();
@@ -113,7 +125,7 @@ mod tests {
         let at = |name: &str| dir.path().join("pushes").join(name);
         std::fs::write(at("x.new"), b"{").unwrap();
         std::fs::write(at("bad.json"), b"{\"id\":1}").unwrap();
-        std::fs::write(at("huge.json"), vec![b' '; MAX_BYTES as usize + 1]).unwrap();
+        std::fs::write(at("huge.json"), vec![b' '; PushJob::MAX_BYTES as usize + 1]).unwrap();
         std::fs::copy(at("a.json"), at("other.json")).unwrap();
         let jobs = files.load().await.unwrap();
         assert_eq!(jobs.into_values().collect::<Vec<_>>(), [job("a"), job("b")]);
@@ -126,7 +138,7 @@ mod tests {
             let dir = tempfile::tempdir().unwrap();
             let path = dir.path().join("a.json");
             std::fs::write(&path, &bytes).unwrap();
-            prop_assert!(read(&path).is_err());
+            prop_assert!(read::<PushJob>(&path).is_err() && read::<Job>(&path).is_err());
         }
     }
 }

@@ -1,0 +1,383 @@
+//! Jobs, and the compatibility contract, against a real registry.
+
+use crate::common::engine::Synthetic;
+use crate::common::layout::{Group, Spec};
+use crate::common::{Host, config, host_with, registry, until};
+use pfr_agent::{Agent, Config};
+use pfr_schema::agent::{
+    Job, JobRequest, JobState, Push, PushState, RestoreRequest, SnapshotRequest, Warm, WarmItem, WarmRequest, WarmState,
+};
+use pfr_schema::{Digest, ErrorCode};
+use pfr_store::Pin;
+use pfr_testkit::front::{Fate, Front, Seen};
+use serde_json::json;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+use tokio::sync::Semaphore;
+
+fn tokens(count: u32) -> Vec<u32> {
+    (0..count).map(|i| i * 7 + 3).collect()
+}
+
+fn asks_for_frames(seen: &Seen) -> bool {
+    seen.method == "POST" && seen.path.ends_with("/frames")
+}
+
+/// A host that retries soon, with a registry for references without one.
+async fn host_of(url: &str) -> Host {
+    host_with(|config| eager(config, url)).await
+}
+
+fn eager(config: &mut Config, url: &str) {
+    config.push_retry = Duration::from_millis(20);
+    config.push_retry_max = Duration::from_millis(100);
+    config.registry = Some(url.to_owned());
+}
+
+/// Captures and pushes a sequence of so many tokens.
+async fn pushed(host: &Host, engine: &Synthetic, count: u32, reference: &str) -> Digest {
+    let sequence = format!("s-{count}");
+    engine.add(&sequence, &tokens(count));
+    let request = SnapshotRequest { reference: reference.into(), sequence: Some(sequence), push: Push::Wait, ..SnapshotRequest::default() };
+    let report = host.agent.snapshot(&engine.spec.name, request).await.unwrap();
+    assert_eq!(report.push.unwrap().state, PushState::Done);
+    report.digest
+}
+
+fn warm(references: &[&str]) -> WarmRequest {
+    WarmRequest { references: references.iter().map(|text| (*text).to_owned()).collect(), ..WarmRequest::default() }
+}
+
+async fn begin(host: &Host, request: WarmRequest) -> Job {
+    host.agent.begin(JobRequest::Warm(request)).await.unwrap()
+}
+
+/// Begins a job, and waits for its end.
+async fn run(host: &Host, request: WarmRequest) -> (Job, Warm) {
+    let job = begin(host, request).await;
+    let mut job = tokio::time::timeout(Duration::from_secs(60), host.agent.jobs().wait(&job.id)).await.expect("it ends").unwrap();
+    let warm = job.warm.take().unwrap_or_default();
+    (job, warm)
+}
+
+fn states(warm: &Warm) -> Vec<WarmState> {
+    warm.items.iter().map(|item| item.state).collect()
+}
+
+async fn evictable(host: &Host) -> usize {
+    host.agent.store().metadata().evictable(100).await.unwrap().len()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_snapshot_that_does_not_fit_is_refused_before_any_frame_is_asked_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let url = registry(dir.path()).await;
+    let a = host_of(&url).await;
+    let source = Synthetic::start(&a.agent, Spec::hybrid("e"));
+    let digest = pushed(&a, &source, 62, "team/agent:now").await;
+
+    let front = Front::start(&url, |_| Fate::Pass);
+    let b = host_of(&front.url).await;
+    let restore = async |engine: &str| {
+        b.agent.restore(engine, RestoreRequest { reference: "team/agent:now".into(), ..RestoreRequest::default() }).await
+    };
+    let mut other = Spec::hybrid("weights");
+    other.deployment.insert("weights".into(), json!("sha256:x"));
+    other.deployment.insert("backend".into(), json!("other\nkernels"));
+    let mut window = Spec::hybrid("window");
+    window.groups[2].window = Some(15);
+    let mut blocks = Spec::hybrid("blocks");
+    blocks.groups[1].block_tokens = 8;
+    let mut draft = Spec::hybrid("draft");
+    draft.groups.push(Group::opaque("draft"));
+    for (spec, code) in [
+        (other, ErrorCode::FingerprintMismatch),
+        (Spec::hybrid("ranks").ranks(2), ErrorCode::RankMismatch),
+        (window, ErrorCode::PageCountMismatch),
+        (blocks, ErrorCode::GeometryMismatch),
+        (draft, ErrorCode::MissingGroup),
+        (Spec::flat("dense"), ErrorCode::MissingGroup),
+    ] {
+        let name = spec.name.clone();
+        let theirs = source.spec.deployment["weights"].clone();
+        let engine = Synthetic::start(&b.agent, spec);
+        let error = restore(&name).await.unwrap_err();
+        assert_eq!((error.code(), engine.journal()), (code, Vec::new()), "{name}: {error}");
+        if code == ErrorCode::FingerprintMismatch {
+            // Only what differs, with both values, each on its own line.
+            let text = error.to_string();
+            let lines: Vec<&str> = text.lines().skip(1).collect();
+            assert_eq!(lines.len(), 2, "{text}");
+            assert!(lines[0].starts_with(r#"  backend: "other\nkernels" in the engine, "#), "{text}");
+            assert_eq!(lines[1], format!(r#"  weights: "sha256:x" in the engine, {theirs} in the snapshot"#));
+        }
+        // A job for this engine leaves it out, too.
+        let (job, warm) = run(&b, WarmRequest { engine: Some(name.clone()), ..warm(&["team/agent:now"]) }).await;
+        assert_eq!((job.state, states(&warm)), (JobState::Done, vec![WarmState::Skipped]), "{name}");
+        assert_eq!(warm.items[0].problem.as_ref().map(|problem| problem.code), Some(code), "{name}");
+    }
+    assert!(!front.seen().is_empty() && !front.seen().iter().any(asks_for_frames), "a frame was asked for");
+    assert!(b.agent.store().snapshot(&"team/agent".parse().unwrap(), &digest).await.is_err());
+
+    let _engine = Synthetic::start(&b.agent, Spec::hybrid("there"));
+    assert_eq!(restore("there").await.unwrap().digest, digest);
+    assert!(front.seen().iter().any(asks_for_frames));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_warmed_is_planned_fetched_once_and_kept_for_its_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let url = registry(dir.path()).await;
+    let a = host_of(&url).await;
+    let source = Synthetic::start(&a.agent, Spec::hybrid("e"));
+    let one = pushed(&a, &source, 30, "team/one:latest").await;
+    let old = pushed(&a, &source, 40, "team/two:old").await;
+    let two = pushed(&a, &source, 50, "team/two:latest").await;
+    pushed(&a, &source, 60, "other/three:latest").await;
+
+    let front = Front::start(&url, |_| Fate::Pass);
+    let b = host_of(&front.url).await;
+    let planned = begin(&b, WarmRequest { plan_only: true, ..warm(&["team/*:latest"]) }).await;
+    let plan = planned.warm.unwrap();
+    assert_eq!((planned.state, states(&plan)), (JobState::Planned, vec![WarmState::Planned; 2]));
+    assert_eq!(plan.items.iter().map(|item| item.digest.unwrap()).collect::<Vec<_>>(), [one, two]);
+    assert_eq!((plan.recompute_tokens, plan.recompute_seconds, plan.eta_seconds), (29 + 49, None, None), "nothing is made up");
+    assert!(plan.bytes > 0 && plan.bytes == plan.items.iter().map(|item| item.bytes).sum::<u64>());
+    assert!(b.agent.jobs().list().is_empty() && evictable(&b).await == 0);
+    let known = WarmRequest { plan_only: true, rate: Some(1 << 20), prefill_tokens_per_second: Some(39.0), ..warm(&["team/*:latest"]) };
+    let plan = begin(&b, known).await.warm.unwrap();
+    assert_eq!((plan.recompute_seconds, plan.eta_seconds), (Some(2.0), Some(plan.bytes as f64 / f64::from(1 << 20))));
+
+    // Two jobs at once fetch it once.
+    let keep = |seconds| WarmRequest { keep_seconds: Some(seconds), ..warm(&["team/*:latest"]) };
+    let ((first, firsts), (second, seconds)) = tokio::join!(run(&b, keep(3600)), run(&b, keep(3600)));
+    assert_eq!((first.state, second.state), (JobState::Done, JobState::Done));
+    for (x, y) in firsts.items.iter().zip(&seconds.items) {
+        assert_eq!((x.state, y.state), (WarmState::Done, WarmState::Done));
+        assert!((x.bytes_received > 0) != (y.bytes_received > 0), "{x:?} {y:?}");
+        assert!(x.keep_ends_at.is_some());
+    }
+    let pins = b.agent.store().pinned().await.unwrap();
+    assert_eq!((pins.len(), evictable(&b).await), (2, 0));
+    assert!(pins.iter().all(|row| row.pins == [Pin::Warm]));
+    let listed = b.agent.jobs().list();
+    assert_eq!(listed.iter().map(|job| job.state).collect::<Vec<_>>(), [JobState::Done; 2]);
+
+    // A shorter time does not end a longer one. A snapshot that was not kept before is kept for the
+    // shorter one.
+    let before = front.seen().iter().filter(|seen| asks_for_frames(seen)).count();
+    let (_, again) = run(&b, keep(1)).await;
+    assert_eq!(again.items.iter().map(|item| (item.bytes, item.bytes_received)).collect::<Vec<_>>(), [(0, 0); 2]);
+    assert_eq!(front.seen().iter().filter(|seen| asks_for_frames(seen)).count(), before, "nothing is fetched again");
+    assert_eq!(again.items[0].keep_ends_at.max(firsts.items[0].keep_ends_at), again.items[0].keep_ends_at);
+    let (_, newest) = run(&b, WarmRequest { newest: Some(2), keep_seconds: Some(1), ..warm(&["team/two"]) }).await;
+    assert_eq!(newest.items.iter().map(|item| item.digest.unwrap()).collect::<Vec<_>>(), [two, old]);
+    let ends = async {
+        while evictable(&b).await == 0 {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), ends).await.expect("a pin ends");
+    let pins: Vec<Digest> = b.agent.store().pinned().await.unwrap().iter().map(|row| row.snapshot.digest).collect();
+    assert!(pins.len() == 2 && !pins.contains(&old), "{pins:?}");
+
+    // A restore needs no registry now.
+    let engine = Synthetic::start(&b.agent, Spec::hybrid("there"));
+    let local = RestoreRequest { reference: "team/two:latest".into(), local: true, ..RestoreRequest::default() };
+    let restored = b.agent.restore("there", local).await.unwrap();
+    assert_eq!(engine.content(&restored.sequence.unwrap()), source.content("s-50"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_keeps_to_its_size_and_names_what_it_does_not_find() {
+    let dir = tempfile::tempdir().unwrap();
+    let url = registry(dir.path()).await;
+    let a = host_of(&url).await;
+    let source = Synthetic::start(&a.agent, Spec::hybrid("e"));
+    pushed(&a, &source, 30, "team/one:latest").await;
+    pushed(&a, &source, 60, "team/two:latest").await;
+    let b = host_of(&url).await;
+    let plan = begin(&b, WarmRequest { plan_only: true, ..warm(&["team/one", "team/two"]) }).await.warm.unwrap();
+    let room = plan.items[0].bytes;
+    let (job, warm_of) = run(&b, WarmRequest { max_bytes: Some(room), ..warm(&["team/one", "team/two"]) }).await;
+    assert_eq!((job.state, states(&warm_of)), (JobState::Done, vec![WarmState::Done, WarmState::Skipped]));
+    assert_eq!(warm_of.items[1].problem.as_ref().unwrap().code, ErrorCode::NoRoom);
+    assert_eq!((job.bytes_total, job.bytes_done), (room, room));
+
+    let (job, warm_of) = run(&b, warm(&["team/none:x", "none/*", "team/two"])).await;
+    assert_eq!((job.state, states(&warm_of)), (JobState::Failed, vec![WarmState::Failed, WarmState::Failed, WarmState::Done]));
+    let codes: Vec<ErrorCode> = warm_of.items.iter().filter_map(|item| Some(item.problem.as_ref()?.code)).collect();
+    assert_eq!(codes, [ErrorCode::RepositoryUnknown, ErrorCode::NotFound]);
+    assert_eq!(job.error.unwrap().code, ErrorCode::RepositoryUnknown);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_registry_that_is_away_in_the_middle_is_waited_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let url = registry(dir.path()).await;
+    let a = host_of(&url).await;
+    let source = Synthetic::start(&a.agent, Spec::hybrid("e"));
+    let digest = pushed(&a, &source, 62, "team/agent:now").await;
+    // It answers the look-up and not the frames, for longer than the client tries one request.
+    let left = Arc::new(AtomicUsize::new(12));
+    let away = Arc::clone(&left);
+    let front = Front::start(&url, move |seen| {
+        let is_struck = asks_for_frames(seen) && away.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok();
+        if is_struck { Fate::Refuse(ErrorCode::Unavailable) } else { Fate::Pass }
+    });
+    let b = host_of(&front.url).await;
+    let job = begin(&b, warm(&["team/agent:now"])).await;
+    let note = || b.agent.jobs().get(&job.id).unwrap().note;
+    until("it says what it waits for", || note().is_some_and(|note| note.contains("the next try is in"))).await;
+    let ended = tokio::time::timeout(Duration::from_secs(60), b.agent.jobs().wait(&job.id)).await.unwrap().unwrap();
+    assert_eq!((ended.state, ended.note, left.load(Ordering::SeqCst)), (JobState::Done, None, 0));
+    assert!(b.agent.store().snapshot(&"team/agent".parse().unwrap(), &digest).await.is_ok());
+    // A plan does not wait.
+    left.store(100, Ordering::SeqCst);
+    let c = host_of(&front.url).await;
+    let error = c.agent.begin(JobRequest::Warm(WarmRequest { plan_only: true, ..warm(&["team/agent:now"]) })).await.unwrap_err();
+    assert_eq!(error.code(), ErrorCode::Unavailable, "{error}");
+}
+
+/// A registry whose frames wait for a permit.
+fn held(url: &str) -> (Front, Arc<Semaphore>) {
+    let gate = Arc::new(Semaphore::new(0));
+    let permits = Arc::clone(&gate);
+    (Front::start(url, move |seen| if asks_for_frames(seen) { Fate::Hold(Arc::clone(&permits)) } else { Fate::Pass }), gate)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cancelled_job_ends_and_the_same_request_does_the_rest() {
+    let dir = tempfile::tempdir().unwrap();
+    let url = registry(dir.path()).await;
+    let a = host_of(&url).await;
+    let source = Synthetic::start(&a.agent, Spec::hybrid("e"));
+    pushed(&a, &source, 30, "team/one:latest").await;
+    let (front, gate) = held(&url);
+    let b = host_of(&front.url).await;
+    let job = begin(&b, warm(&["team/one"])).await;
+    until("it asks for frames", || front.seen().iter().any(asks_for_frames)).await;
+    assert_eq!(b.agent.jobs().get(&job.id).unwrap().state, JobState::Running);
+    let cancelled = tokio::time::timeout(Duration::from_secs(20), b.agent.jobs().cancel(&job.id)).await.expect("it ends").unwrap();
+    assert!(cancelled.state == JobState::Cancelled && cancelled.ended_at.is_some(), "{cancelled:?}");
+    assert_eq!(b.agent.jobs().cancel(&job.id).await.unwrap(), cancelled, "an end is an end");
+    assert_eq!(b.agent.jobs().cancel("none").await.unwrap_err().code(), ErrorCode::NotFound);
+    assert!(b.agent.store().resolve(&"team/one".parse().unwrap(), &"latest".parse().unwrap()).await.is_err());
+    gate.add_permits(1000);
+    assert_eq!(run(&b, warm(&["team/one"])).await.0.state, JobState::Done);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_so_many_jobs_are_under_way() {
+    // It accepts connections and never answers.
+    let silent = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let host = host_of(&format!("http://{}", silent.local_addr().unwrap())).await;
+    let mut begun = Vec::new();
+    for _ in 0..16 {
+        begun.push(begin(&host, warm(&["team/one"])).await);
+    }
+    let error = host.agent.begin(JobRequest::Warm(warm(&["team/one"]))).await.unwrap_err();
+    assert_eq!(error.code(), ErrorCode::Overloaded, "{error}");
+    host.agent.jobs().cancel(&begun[3].id).await.unwrap();
+    begin(&host, warm(&["team/one"])).await;
+    host.agent.jobs().stop().await;
+}
+
+/// Opens an agent again in the folder of one that was dropped; its lock may be held for a moment.
+async fn reopened(settings: &Config) -> Agent {
+    for _ in 0..1000 {
+        match Agent::open(settings.clone()).await {
+            Ok(agent) => return agent,
+            Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
+        }
+    }
+    panic!("the agent does not open")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn after_a_restart_a_job_is_interrupted_and_the_same_request_does_only_the_rest() {
+    let dir = tempfile::tempdir().unwrap();
+    let url = registry(dir.path()).await;
+    let a = host_of(&url).await;
+    let source = Synthetic::start(&a.agent, Spec::hybrid("e"));
+    pushed(&a, &source, 30, "team/one:latest").await;
+    pushed(&a, &source, 60, "team/two:latest").await;
+    // The frames of the second wait.
+    let front = Front::start(&url, |seen| {
+        match asks_for_frames(seen) && seen.path.contains("two") && seen.asked().is_some_and(|asked| asked.len() > 4) {
+            true => Fate::Hold(Arc::new(Semaphore::new(0))),
+            false => Fate::Pass,
+        }
+    });
+    let data = tempfile::tempdir().unwrap();
+    let mut settings = config(data.path());
+    eager(&mut settings, &front.url);
+    let agent = Agent::open(settings.clone()).await.unwrap();
+    let job = agent.begin(JobRequest::Warm(warm(&["team/one", "team/two"]))).await.unwrap();
+    let item = |agent: &Agent, number: usize| -> Option<WarmItem> { agent.jobs().get(&job.id).ok()?.warm?.items.get(number).cloned() };
+    until("the first is here and the second waits", || {
+        item(&agent, 0).is_some_and(|item| item.state == WarmState::Done)
+            && item(&agent, 1).is_some_and(|item| item.state == WarmState::Running)
+    })
+    .await;
+    // As a kill: the file says that the job is under way.
+    agent.jobs().stop().await;
+    drop(agent);
+
+    settings.registry = Some(url);
+    let agent = reopened(&settings).await;
+    let found = agent.jobs().get(&job.id).unwrap();
+    assert_eq!(found.state, JobState::Interrupted);
+    assert_eq!(item(&agent, 0).unwrap().state, WarmState::Done, "what was done is listed");
+    let again = agent.begin(JobRequest::Warm(warm(&["team/one", "team/two"]))).await.unwrap();
+    let ended = tokio::time::timeout(Duration::from_secs(60), agent.jobs().wait(&again.id)).await.unwrap().unwrap();
+    let items = ended.warm.unwrap().items;
+    assert_eq!(ended.state, JobState::Done);
+    assert!(items[0].bytes == 0 && items[0].bytes_received == 0 && items[1].bytes_received > 0, "{items:?}");
+    assert_eq!(agent.store().pinned().await.unwrap().len(), 2, "both are kept");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tag_that_this_host_has_saved_anew_is_not_moved_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let url = registry(dir.path()).await;
+    let a = host_of(&url).await;
+    let source = Synthetic::start(&a.agent, Spec::hybrid("e"));
+    pushed(&a, &source, 30, "team/one:latest").await;
+    // Pushes are refused for a while, pulls are not.
+    let front = Front::start(&url, |seen| if seen.path.ends_with("/pushes") { Fate::Refuse(ErrorCode::Unavailable) } else { Fate::Pass });
+    let b = host_of(&front.url).await;
+    let engine = Synthetic::start(&b.agent, Spec::hybrid("e"));
+    engine.add("s", &tokens(40));
+    let request = SnapshotRequest { reference: "team/one:latest".into(), push: Push::Background, ..SnapshotRequest::default() };
+    let newer = b.agent.snapshot("e", request).await.unwrap().digest;
+    let (job, warm_of) = run(&b, warm(&["team/one"])).await;
+    assert_eq!((job.state, states(&warm_of)), (JobState::Done, vec![WarmState::Skipped]), "{warm_of:?}");
+    let tag = b.agent.store().tag(&"team/one".parse().unwrap(), &"latest".parse().unwrap()).await.unwrap();
+    assert_eq!(tag.digest, newer);
+}
+
+#[tokio::test]
+async fn what_makes_no_sense_is_refused_before_anything_is_asked_for() {
+    let host = host_of("http://127.0.0.1:9").await;
+    let many: Vec<&str> = vec!["a"; 65];
+    for (request, word) in [
+        (warm(&[]), "1 to 64 references"),
+        (warm(&many), "1 to 64 references"),
+        (warm(&["A B"]), "reference"),
+        (WarmRequest { newest: Some(0), ..warm(&["a"]) }, "newest"),
+        (WarmRequest { newest: Some(2), ..warm(&["a:b"]) }, "without a tag"),
+        (WarmRequest { keep_seconds: Some(u64::MAX), ..warm(&["a"]) }, "seconds at most"),
+        (WarmRequest { rate: Some(1), ..warm(&["a"]) }, "bytes a second"),
+        (WarmRequest { prefill_tokens_per_second: Some(0.0), ..warm(&["a"]) }, "above 0"),
+        (WarmRequest { engine: Some("none".into()), ..warm(&["a"]) }, "no engine"),
+    ] {
+        let error = host.agent.begin(JobRequest::Warm(request.clone())).await.unwrap_err();
+        assert!(
+            error.to_string().contains(word) || (word == "reference" && error.code() == ErrorCode::InvalidName),
+            "{request:?}: {error}"
+        );
+    }
+    assert!(host.agent.jobs().list().is_empty());
+}

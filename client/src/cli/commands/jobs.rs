@@ -1,0 +1,268 @@
+//! `pf warm` and `pf jobs`: work of the capture agent that goes on by itself.
+
+use crate::cli::args::{JobCommand, JobsArgs, WarmArgs};
+use crate::cli::context::Context;
+use crate::cli::failure::Failure;
+use crate::cli::output::human::{age, bytes, count, duration, now_ms, number, one_line};
+use crate::cli::output::paint::Style;
+use crate::cli::output::stderr_width;
+use crate::cli::output::table::{Column, Table};
+use crate::cli::progress::{Standing, watch};
+use crate::cli::suggest::Suggestion;
+use parking_lot::Mutex;
+use pfr_client::{AgentClient, Error};
+use pfr_schema::ErrorCode;
+use pfr_schema::agent::{Job, JobRequest, JobState, Warm, WarmRequest, WarmState};
+use pfr_schema::api::Problem;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// How often the agent is asked how far a job is.
+const LOOK: Duration = Duration::from_millis(300);
+/// How often a pipe gets a line about it.
+const TOLD: Duration = Duration::from_secs(30);
+
+/// `pf warm`.
+pub async fn warm(context: &mut Context, args: WarmArgs) -> Result<(), Failure> {
+    let agent = context.agent(args.at.agent.as_deref())?;
+    let request = JobRequest::Warm(WarmRequest {
+        references: args.references,
+        newest: args.newest,
+        plan_only: args.plan,
+        engine: args.engine,
+        keep_seconds: args.keep.map(|keep| keep.0.as_secs()),
+        max_bytes: args.max_size.map(|size| size.0),
+        rate: args.rate.map(|rate| rate.0),
+        prefill_tokens_per_second: args.prefill_tokens_per_second,
+    });
+    let waits = args.wait || !(args.detach || args.plan);
+    let job = if waits { finished(context, &agent, &request).await? } else { agent.begin(&request).await? };
+    if context.json {
+        context.out.json(&job)?;
+    } else {
+        print_warm(context, &job)?;
+    }
+    ended(&job)
+}
+
+/// `pf jobs`.
+pub async fn jobs(context: &mut Context, args: JobsArgs) -> Result<(), Failure> {
+    if let Some(JobCommand::Cancel { id, at }) = args.command {
+        let agent = context.agent(at.agent.or(args.at.agent).as_deref())?;
+        let job = agent.cancel(&id).await.map_err(unknown)?;
+        if context.json {
+            return context.out.json(&job);
+        }
+        return context.out.line(format!("{} {}", job.id, job.state.name()));
+    }
+    let answer = context.agent(args.at.agent.as_deref())?.jobs().await?;
+    if context.json {
+        return context.out.json(&answer);
+    }
+    if answer.jobs.is_empty() {
+        return context.out.line("the agent has no jobs");
+    }
+    let now = now_ms();
+    let mut table = Table::new([
+        Column::left("JOB").style(Style::Yellow).fixed(),
+        Column::left("KIND").style(Style::Bold),
+        Column::left("STATE"),
+        Column::right("DONE"),
+        Column::right("OF"),
+        Column::right("LEFT").optional(),
+        Column::left("BEGUN"),
+        Column::left("WHAT").optional(),
+    ]);
+    for job in &answer.jobs {
+        table.row([
+            one_line(&job.id),
+            job.request.kind().to_owned(),
+            job.state.name().to_owned(),
+            bytes(job.bytes_done),
+            bytes(job.bytes_total),
+            job.seconds_left.filter(|_| job.state.is_open()).map_or_else(|| "-".to_owned(), seconds),
+            age(job.begun_at, now),
+            what(job),
+        ]);
+    }
+    context.out.table(&table)
+}
+
+/// What a job waits for, or what went wrong, or what it was asked for.
+fn what(job: &Job) -> String {
+    let asked = || match &job.request {
+        JobRequest::Warm(request) => request.references.join(" "),
+        JobRequest::Drain(request) => request.repository.clone(),
+    };
+    one_line(&job.note.clone().or_else(|| job.error.as_ref().map(|problem| problem.detail.clone())).unwrap_or_else(asked))
+}
+
+/// Begins a job and waits for its end; shows meanwhile how far it is. An agent that does not answer
+/// once is asked again: the job goes on.
+pub async fn finished(context: &Context, agent: &AgentClient, request: &JobRequest) -> Result<Job, Failure> {
+    let begun = agent.begin(request).await?;
+    let (terminal, silent) = (stderr_width().is_some(), context.quiet || context.json);
+    if !silent {
+        let cancel = Suggestion::new("jobs").agent().arg("cancel").arg(&begun.id);
+        eprintln!("job {}; it goes on without this command, and {} ends it", begun.id, context.suggest(&cancel));
+    }
+    let standing = Mutex::new(Standing::of_phase(request.kind()));
+    let follow = async {
+        let mut told = Instant::now();
+        let mut silences = 0;
+        loop {
+            match agent.job(&begun.id).await {
+                Ok(job) if job.state.is_open() => {
+                    silences = 0;
+                    *standing.lock() = standing_of(&job);
+                    if !terminal && !silent && told.elapsed() >= TOLD {
+                        told = Instant::now();
+                        eprintln!("{}", line(&job));
+                    }
+                }
+                Ok(job) => return Ok(job),
+                Err(error @ (Error::NoAgent { .. } | Error::AgentGone { .. })) => {
+                    silences += 1;
+                    if silences > 3 {
+                        return Err(error);
+                    }
+                }
+                Err(error) => return Err(error),
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+    };
+    Ok(watch(context.quiet, || standing.lock().clone(), follow).await?)
+}
+
+fn standing_of(job: &Job) -> Standing {
+    let phase =
+        job.note.as_deref().map_or_else(|| job.request.kind().to_owned(), |note| format!("{}: {}", job.request.kind(), one_line(note)));
+    Standing { total: job.bytes_total, done: job.bytes_done, ..Standing::of_phase(&phase) }
+}
+
+/// How far a job is, for a pipe.
+fn line(job: &Job) -> String {
+    let standing = standing_of(job);
+    match standing.total {
+        0 => standing.phase,
+        total => format!("{}, {} of {}", standing.phase, bytes(standing.done), bytes(total)),
+    }
+}
+
+/// The failure of a command whose job did not do everything.
+fn ended(job: &Job) -> Result<(), Failure> {
+    let again = "run the same command again: it does only what is missing";
+    match (job.state, &job.error) {
+        (JobState::Planned | JobState::Running | JobState::Done, _) => Ok(()),
+        (JobState::Failed, Some(problem)) => {
+            let failed = job.warm.iter().flat_map(|warm| &warm.items).filter(|item| item.state == WarmState::Failed).count();
+            let message = match failed {
+                0 => said(problem),
+                failed => format!("{} could not be pulled: {}", count(failed as u64, "snapshot"), said(problem)),
+            };
+            Err(Failure::new(problem.code, message).hint(again))
+        }
+        (state, _) => Err(Failure::new(ErrorCode::Unavailable, format!("the job was {}", state.name())).hint(again)),
+    }
+}
+
+/// An unknown job gets the command that lists the jobs.
+fn unknown(error: Error) -> Failure {
+    let is_unknown = error.code() == ErrorCode::NotFound;
+    let failure = Failure::from(error);
+    match is_unknown {
+        true => failure.hint(Suggestion::new("jobs").agent().then(" lists the jobs")),
+        false => failure,
+    }
+}
+
+/// A refusal in a cell: each field that differs has a line of its own in it.
+fn said(problem: &Problem) -> String {
+    one_line(&problem.detail.replace("\n  ", "; "))
+}
+
+fn seconds(seconds: f64) -> String {
+    duration(Duration::from_secs_f64(seconds.clamp(0.0, 1e9)))
+}
+
+/// What a plan says of time: of the work itself, and of computing the tokens again.
+pub fn times(eta: Option<f64>, tokens: u64, recompute: Option<f64>) -> String {
+    let eta = eta.map_or_else(|| "time unknown".to_owned(), |eta| format!("about {}", seconds(eta)));
+    let recompute = recompute.map_or_else(|| "time unknown".to_owned(), |time| format!("about {}", seconds(time)));
+    format!("{eta}; otherwise {} to compute again, {recompute}", count(tokens, "token"))
+}
+
+fn print_warm(context: &mut Context, job: &Job) -> Result<(), Failure> {
+    let empty = Warm::default();
+    let warm = job.warm.as_ref().unwrap_or(&empty);
+    if job.state.is_open() {
+        return context.out.line(&job.id);
+    }
+    let mut table = Table::new([
+        Column::left("SNAPSHOT").style(Style::Cyan),
+        Column::right("TOKENS"),
+        Column::right("TO FETCH"),
+        Column::right("OF"),
+        Column::left("RESULT"),
+    ]);
+    for item in &warm.items {
+        let result = match (item.state, &item.problem) {
+            (WarmState::Skipped, Some(problem)) => format!("left out: {}", said(problem)),
+            (_, Some(problem)) => said(problem),
+            (WarmState::Planned, None) if item.bytes == 0 => "here".to_owned(),
+            (WarmState::Planned, None) => "planned".to_owned(),
+            (WarmState::Done, None) => format!("here, {} received", bytes(item.bytes_received)),
+            (WarmState::Running | WarmState::Skipped | WarmState::Failed, None) => "not finished".to_owned(),
+        };
+        let tokens = item.boundary.map_or_else(|| "-".to_owned(), number);
+        table.row([one_line(&item.reference), tokens, bytes(item.bytes), bytes(item.bytes_total), result]);
+    }
+    context.out.table(&table)?;
+    if context.quiet {
+        return Ok(());
+    }
+    let times = times(warm.eta_seconds, warm.recompute_tokens, warm.recompute_seconds);
+    match job.state {
+        JobState::Planned => {
+            context.out.note(&format!("{} to fetch, {times}", bytes(warm.bytes)))?;
+            context.out.note("run it without --plan to do this")
+        }
+        _ => context.out.note(&format!("{} fetched", bytes(job.bytes_done))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn job(state: &str) -> Job {
+        serde_json::from_value(json!({
+            "id": "1", "request": {"kind": "warm", "references": ["team/*"]}, "state": state, "begun_at": 1,
+            "bytes_done": 1 << 20, "bytes_total": 4 << 20, "note": "no\nanswer",
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn a_line_says_how_far_a_job_is_and_what_it_waits_for() {
+        assert_eq!(line(&job("running")), "warm: no\\u{a}answer, 1.00 MiB of 4.00 MiB");
+        let unknown = Job { bytes_total: 0, note: None, ..job("running") };
+        assert_eq!(line(&unknown), "warm");
+        assert_eq!(what(&unknown), "team/*");
+    }
+
+    #[test]
+    fn a_time_that_is_not_known_is_not_made_up() {
+        assert_eq!(times(None, 7, None), "time unknown; otherwise 7 tokens to compute again, time unknown");
+        assert_eq!(times(Some(2.0), 1, Some(30.0)), "about 2.00 s; otherwise 1 token to compute again, about 30.0 s");
+    }
+
+    #[test]
+    fn a_job_that_did_not_do_everything_is_a_failure() {
+        assert!(ended(&job("done")).is_ok() && ended(&job("running")).is_ok());
+        assert_eq!(ended(&job("interrupted")).unwrap_err().exit(), 7);
+        assert_eq!(ended(&job("cancelled")).unwrap_err().exit(), 7);
+    }
+}
