@@ -47,6 +47,8 @@ const LEAST: u64 = 128 << 20;
 const MORE: u64 = 128 << 20;
 /// Raw bytes of a pack at most, unless one blob has more.
 pub const MOST: u64 = 512 << 20;
+/// Blobs in a pack at most.
+pub const BLOBS: usize = 256 << 10;
 /// Manifests in an index at most.
 pub const MANIFESTS: u64 = 10_000;
 /// Bytes of an index at most.
@@ -55,7 +57,7 @@ pub const INDEX_BYTES: u64 = 16 << 20;
 /// Where packs are cut: positions of the blobs of each, given the digests and raw lengths of all.
 ///
 /// A pack ends after a blob whose digest says so, once it has 128 MiB; the chance is proportional to
-/// the blob's length. It ends before a blob that would bring it over 512 MiB. So the cuts depend on
+/// the blob's length. It ends before a blob that would bring it over 512 MiB, or 262,144 blobs. So the cuts depend on
 /// the blobs alone, and soon after a difference two lists are cut at the same places again.
 #[must_use]
 pub fn packs(blobs: impl IntoIterator<Item = (Digest, u64)>) -> Vec<Range<usize>> {
@@ -65,7 +67,7 @@ pub fn packs(blobs: impl IntoIterator<Item = (Digest, u64)>) -> Vec<Range<usize>
 fn cut(blobs: impl IntoIterator<Item = (Digest, u64)>, least: u64, more: u64, most: u64) -> Vec<Range<usize>> {
     let (mut packs, mut start, mut bytes, mut end) = (Vec::new(), 0, 0_u64, 0);
     for (at, (digest, len)) in blobs.into_iter().enumerate() {
-        if at > start && bytes.saturating_add(len) > most {
+        if at > start && (bytes.saturating_add(len) > most || at - start >= BLOBS) {
             packs.push(start..at);
             (start, bytes) = (at, 0);
         }
