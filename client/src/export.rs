@@ -20,5 +20,6 @@ mod tar;
 mod write;
 
 pub use place::{Place, PlaceOptions};
-pub use read::{Exported, Shelf};
+pub use read::{Exported, Listed, Shelf};
+pub use registry::{Address, Named};
 pub use write::{ExportReport, Exporter};

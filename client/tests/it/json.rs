@@ -79,7 +79,7 @@ fn fields<'a>(value: &'a Value, found: &mut Vec<(&'a str, &'a Value)>) {
 }
 
 /// Commands that write no result of their own as JSON.
-const WITHOUT: [&str; 5] = ["completions", "demo", "help", "import", "login"];
+const WITHOUT: [&str; 4] = ["completions", "demo", "help", "login"];
 
 /// The commands that `pf --help` lists.
 fn commands(dir: &Path) -> BTreeSet<String> {
@@ -131,6 +131,8 @@ async fn sizes_end_in_bytes_and_moments_are_rfc_3339_in_every_command() {
     std::fs::write(&policies, r#"{"policies": [{"name": "all", "repositories": "*", "max_age_seconds": 1}]}"#).unwrap();
     let (agent, tokens, policies) = (socket.to_str().unwrap(), tokens.to_str().unwrap(), policies.to_str().unwrap());
     let fingerprint = pfr_schema::Digest::sha256(b"f").to_string();
+    let layout = dir.path().join("layout");
+    let layout = layout.to_str().unwrap();
     let mut seen = Vec::new();
     let mut without = commands(dir.path());
     assert!(without.len() > 25 && WITHOUT.iter().all(|command| without.remove(*command)), "{without:?}");
@@ -138,6 +140,9 @@ async fn sizes_end_in_bytes_and_moments_are_rfc_3339_in_every_command() {
         &["push", source, "team/agent:a"][..],
         &["push", source, "team/agent:b", "--parent", ":a"],
         &["pull", "team/agent:a"],
+        &["copy", "team/agent:a", "team/copy"],
+        &["export", "team/agent:a", "team/agent:b", layout],
+        &["import", layout],
         &["ls"],
         &["ls", "team/agent"],
         &["ls", "--local"],
