@@ -6,8 +6,8 @@
 //! import: index ─▶ manifest ─▶ documents, indexes of packs ─▶ a source of a push: only what the destination lacks
 //! ```
 //!
-//! [`Place`] says where a layout is; [`Layout`] is one behaviour for all places; `write` and `read`
-//! know packs and no places. `schema::export` has the formats and the rule by which packs are cut.
+//! [`Place`] says where a layout is; `layout::Layout` is one behaviour for all places; `write` and
+//! `read` know packs and no places. `schema::export` has the formats and the rule by which packs are cut.
 
 mod bucket;
 mod folder;

@@ -7,6 +7,7 @@ mod command;
 mod common;
 mod completions;
 mod compression;
+mod exports;
 mod gc;
 mod herd;
 mod hints;

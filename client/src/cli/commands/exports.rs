@@ -210,7 +210,7 @@ fn chosen<'a>(shelf: &'a Shelf, target: Option<&Reference>, from: Option<&str>) 
                     Failure::usage(format!("{} does not say to which repository {} belongs", shelf.name(), listed.snapshot.short()))
                         .hint("give a REF for it")
                 })?;
-                Ok((listed, repository, listed.tag.clone()))
+                Ok::<_, Failure>((listed, repository, listed.tag.clone()))
             };
             found.into_iter().map(named).collect()
         }
