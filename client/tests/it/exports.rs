@@ -1,7 +1,7 @@
 //! Exports: out of a registry or a store into a layout, and back, and what is refused on the way.
 
 use crate::common::sample::{SMALL, directory, everything};
-use crate::common::{Registry, files, memory, pf, pull_dir, push_dir, repository, same_files, tag, target};
+use crate::common::{Registry, files, is_empty, memory, pf, pull_dir, push_dir, repository, same_files, tag, target};
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{Request, State};
@@ -12,6 +12,7 @@ use pfr_client::export::{ExportReport, Exporter, Listed, Place, PlaceOptions, Sh
 use pfr_client::{Error, Progress, Remote, RemoteOptions, Source, push, push_into_store};
 use pfr_schema::codec::Compression;
 use pfr_schema::{Digest, ErrorCode};
+use pfr_store::Store;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -170,39 +171,33 @@ async fn damage_is_found_and_nothing_of_it_becomes_visible() {
     let (path, place) = folder(&dir);
     export(&source(&registry.remote(), pushed.digest), "a", &place).await.unwrap();
     let whole = check(&path);
-    let other = Registry::start().await;
     for (name, bytes) in whole.iter().filter(|(name, bytes)| name.starts_with("blobs/") && bytes.len() > 2) {
         let file = path.join(name);
         let mut changed = bytes.clone();
         changed[bytes.len() / 2] ^= 1;
         let another = whole.values().find(|other| other.len() > 2 && *other != bytes).unwrap().clone();
-        for wrong in [None, Some(bytes[..bytes.len() - 1].to_vec()), Some(changed), Some(another), Some([&bytes[..], b"x"].concat())] {
+        for wrong in [None, Some(bytes[..bytes.len() - 1].to_vec()), Some(changed), Some(another)] {
             match &wrong {
                 Some(wrong) => std::fs::write(&file, wrong).unwrap(),
                 None => std::fs::remove_file(&file).unwrap(),
             }
-            let error = import(&place, &other, "a").await;
-            // Bytes behind a pack are never read.
-            if wrong.is_none_or(|wrong| wrong.len() <= bytes.len()) {
-                let error = error.unwrap_err();
-                assert_ne!(error.code(), ErrorCode::Internal, "{name}: {error}");
-            }
-            assert!(error_free(&other).await, "{name}");
+            let store = memory().await;
+            let error = import_here(&place, &store).await.unwrap_err();
+            assert_ne!(error.code(), ErrorCode::Internal, "{name}: {error}");
+            assert!(is_empty(&store).await, "{name}: {error}");
             std::fs::write(&file, bytes).unwrap();
         }
     }
-    assert_eq!(import(&place, &other, "a").await.unwrap(), pushed.digest);
+    assert_eq!(import_here(&place, &memory().await).await.unwrap(), pushed.digest);
 }
 
-/// Whether all snapshots of a registry are complete.
-async fn error_free(registry: &Registry) -> bool {
-    let Ok(page) = registry.store.snapshots(&repository(), None, 10).await else { return true };
-    for row in page.rows {
-        if registry.store.verify(&row.digest, &mut |_| {}).await.is_err() {
-            return false;
-        }
-    }
-    true
+/// Imports the first snapshot of a layout into a store.
+async fn import_here(place: &Place, store: &Store) -> Result<Digest, Error> {
+    let (shelf, listed) = read(place).await?;
+    let first = listed.first().ok_or_else(|| Error::Internal("the layout lists nothing".into()))?;
+    let source = Source::Export(Arc::new(shelf.read(first).await?));
+    let done = push_into_store(&source, store, &repository(), None, Compression::Off, &Progress::default()).await?;
+    Ok(done.0.digest)
 }
 
 #[tokio::test]
