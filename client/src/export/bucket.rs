@@ -42,7 +42,9 @@ type Found = Option<(Bytes, UpdateVersion)>;
 impl Bucket {
     /// The prefix at `url`, with the credentials of the environment. Nothing is asked of it yet.
     pub fn at(url: &str) -> Result<Self> {
-        let (store, _) = storage::open(url, &StorageOptions::from_env())?;
+        // No error repeats the URL, which may have a secret in the wrong place.
+        let opened = storage::open(url, &StorageOptions::from_env());
+        let (store, _) = opened.map_err(|error| failed("the bucket", ErrorCode::InvalidRequest, error.to_string()))?;
         Ok(Self::over(url, store))
     }
 

@@ -1,6 +1,6 @@
 //! Exports: out of a registry or a store into a layout, and back, and what is refused on the way.
 
-use crate::common::sample::{SMALL, directory, everything};
+use crate::common::sample::{SMALL, directory, everything, page};
 use crate::common::{Registry, files, is_empty, memory, pf, pull_dir, push_dir, repository, same_files, tag, target};
 use axum::Router;
 use axum::body::Body;
@@ -11,8 +11,14 @@ use parking_lot::Mutex;
 use pfr_client::export::{ExportReport, Exporter, Listed, Place, PlaceOptions, Shelf};
 use pfr_client::{Error, Progress, Remote, RemoteOptions, Source, push, push_into_store};
 use pfr_schema::codec::Compression;
-use pfr_schema::{Digest, ErrorCode};
+use pfr_schema::geometry::{Dtype, Geometry};
+use pfr_schema::{Digest, ErrorCode, Limits};
 use pfr_store::Store;
+use pfr_testkit::directory::write_pages;
+use pfr_testkit::snapshot::numbers;
+use proptest::prelude::any;
+use proptest::strategy::{Strategy as _, ValueTree as _};
+use proptest::test_runner::TestRunner;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -95,6 +101,41 @@ async fn a_snapshot_with_everything_comes_back_byte_for_byte_from_every_place() 
         same_files(source_dir.path(), copy.path());
     }
     check(&path);
+}
+
+#[tokio::test]
+async fn export_and_import_are_the_identity_on_random_snapshots_in_every_encoding() {
+    let geometry = Geometry { page_size_tokens: 4, n_layers: 2, n_heads: 2, head_dim: 32, dtype: Dtype::Bf16 };
+    let len = geometry.page_bytes(&Limits::default()).unwrap() as usize;
+    let mut runner = TestRunner::deterministic();
+    let pages = proptest::collection::vec((0_u8..4, any::<u64>()), 0..60);
+    for compression in [Compression::Hot, Compression::Cold, Compression::Off].into_iter().cycle().take(12) {
+        let made: Vec<[Vec<u8>; 2]> = pages
+            .new_tree(&mut runner)
+            .unwrap()
+            .current()
+            .into_iter()
+            .map(|(kind, seed)| match kind {
+                0 => [vec![0; len], vec![0; len]],
+                1 => [numbers(seed, len), vec![0; len]],
+                // Pages that are there several times.
+                2 => [numbers(seed % 3, len), page(seed % 3, len as u64)],
+                _ => [page(seed, len as u64), numbers(seed, len)],
+            })
+            .collect();
+        let (dir, source_dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        write_pages(source_dir.path(), "page_manifest.json", geometry, &made);
+        let (store, progress) = (memory().await, Progress::default());
+        let from = Source::Directory(source_dir.path().into());
+        let (pushed, _) = push_into_store(&from, &store, &repository(), None, compression, &progress).await.unwrap();
+        for place in [folder(&dir).1, Place::Tar(dir.path().join("x.tar"))] {
+            export(&Source::Store { store: store.clone(), snapshot: pushed.digest }, "t", &place).await.unwrap();
+            let copy = memory().await;
+            assert_eq!(import_here(&place, &copy).await.unwrap(), pushed.digest, "{} pages", made.len());
+            copy.verify(&pushed.digest, &mut |_| {}).await.unwrap();
+        }
+        check(&folder(&dir).0);
+    }
 }
 
 #[tokio::test]
