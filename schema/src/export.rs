@@ -56,9 +56,10 @@ pub const INDEX_BYTES: u64 = 16 << 20;
 
 /// Where packs are cut: positions of the blobs of each, given the digests and raw lengths of all.
 ///
-/// A pack ends after a blob whose digest says so, once it has 128 MiB; the chance is proportional to
-/// the blob's length. It ends before a blob that would bring it over 512 MiB, or 262,144 blobs. So the cuts depend on
-/// the blobs alone, and soon after a difference two lists are cut at the same places again.
+/// A pack ends after a blob whose digest says so, once it has 128 MiB; the chance is proportional
+/// to the blob's length. It ends before a blob that would bring it over 512 MiB, or 262,144 blobs.
+/// So the cuts depend on the blobs alone, and soon after a difference two lists are cut at the same
+/// places again.
 #[must_use]
 pub fn packs(blobs: impl IntoIterator<Item = (Digest, u64)>) -> Vec<Range<usize>> {
     cut(blobs, LEAST, MORE, MOST)

@@ -77,22 +77,24 @@ impl Place {
 
     /// To read from.
     pub(super) async fn open(&self, options: &PlaceOptions) -> Result<Arc<dyn Layout>> {
-        Ok(match self {
+        let layout: Arc<dyn Layout> = match self {
             Self::Folder(path) => Arc::new(Folder::open(path.clone()).await?),
             Self::Tar(path) => Arc::new(Tar::open(path.clone()).await?),
             Self::Bucket(url) => Arc::new(Bucket::at(url)?.opened().await?),
             Self::Registry(address) => Arc::new(registry(address, options).await?),
-        })
+        };
+        Ok(layout)
     }
 
     /// To write into.
     pub(super) async fn create(&self, options: &PlaceOptions) -> Result<Arc<dyn Layout>> {
-        Ok(match self {
+        let layout: Arc<dyn Layout> = match self {
             Self::Folder(path) => Arc::new(Folder::create(path.clone()).await?),
             Self::Tar(path) => Arc::new(Tar::create(path.clone()).await?),
             Self::Bucket(url) => Arc::new(Bucket::at(url)?.created().await?),
             Self::Registry(address) => Arc::new(registry(address, options).await?),
-        })
+        };
+        Ok(layout)
     }
 }
 

@@ -210,10 +210,10 @@ struct Answer {
 impl Part {
     async fn next(&mut self) -> Result<Option<Bytes>> {
         while self.at < self.end {
-            let Answer { response, pace, skip } = match &mut self.open {
-                Some(answer) => answer,
-                None => self.open.insert(ask(&self.registry, &self.digest, self.at..self.end).await?),
-            };
+            if self.open.is_none() {
+                self.open = Some(ask(&self.registry, &self.digest, self.at..self.end).await?);
+            }
+            let Some(Answer { response, pace, skip }) = &mut self.open else { continue };
             let piece = match pace.next(response.chunk()).await {
                 Ok(Ok(Some(piece))) => Ok(piece),
                 Ok(Ok(None)) => Err("its answer ends too early".to_owned()),

@@ -93,7 +93,7 @@ impl Upload<'_> {
     async fn begin(&self) -> std::result::Result<Url, Fault> {
         // The path of uploads ends with a slash.
         let url = self.http.url(&["blobs", "uploads", ""]);
-        let answer = self.http.send(&|client| client.post(url.clone()).header(CONTENT_LENGTH, 0)).await.map_err(once)?;
+        let answer = self.http.send(&|client| client.post(url.clone()).header(CONTENT_LENGTH, 0_u64)).await.map_err(once)?;
         if answer.status() != StatusCode::ACCEPTED {
             return Err(once(self.http.refusal(answer).await));
         }
