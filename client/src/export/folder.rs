@@ -185,11 +185,18 @@ impl Layout for Folder {
 
     fn read(&self, digest: Digest, range: Range<u64>) -> BoxStream<'static, Result<Bytes>> {
         let (path, name) = (self.blob(&digest), self.name.clone());
-        let open = blocking(move || match open_file(&path) {
-            Err(error) if error.kind() == ErrorKind::NotFound => {
-                Err(failed(&name, ErrorCode::MissingBlobs, format!("its blob {digest} is not there")))
+        let end = range.end;
+        let open = blocking(move || {
+            let file = match open_file(&path) {
+                Err(error) if error.kind() == ErrorKind::NotFound => {
+                    return Err(failed(&name, ErrorCode::MissingBlobs, format!("its blob {digest} is not there")));
+                }
+                file => file.map_err(Error::io("open", &path))?,
+            };
+            if file.metadata().map_err(Error::io("read", &path))?.len() < end {
+                return Err(failed(&name, ErrorCode::Truncated, format!("its blob {digest} is shorter than its manifest says")));
             }
-            file => Ok((file.map_err(Error::io("open", &path))?, path)),
+            Ok((file, path))
         });
         let open = async move {
             let (file, path) = open.await?;
