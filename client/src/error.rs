@@ -86,6 +86,9 @@ pub enum Error {
     /// A snapshot that does not suit the request.
     #[error("{digest}: {reason}")]
     Unsuitable { digest: Digest, reason: String },
+    /// A layout of exports that is damaged, missing, or does not answer.
+    #[error("{place}: {reason}")]
+    Layout { place: String, code: ErrorCode, reason: String },
     /// The disk or file system failed.
     #[error("cannot {action} {path}: {source}", path = path.display())]
     Io { action: &'static str, path: PathBuf, source: std::io::Error },
@@ -101,7 +104,7 @@ impl Error {
         match self {
             Self::Url { .. } | Self::TokenOverHttp { .. } | Self::Refused { .. } | Self::OtherSnapshot { .. } => ErrorCode::InvalidRequest,
             Self::Registry { problem } | Self::Agent { problem } => problem.code,
-            Self::WrongBytes { code, .. } => *code,
+            Self::WrongBytes { code, .. } | Self::Layout { code, .. } => *code,
             // It may be renewed.
             Self::Certificate { .. } => ErrorCode::Unavailable,
             Self::Unreachable { .. } | Self::Cut { .. } | Self::TooSlow { .. } | Self::NoAgent { .. } | Self::AgentGone { .. } => {
@@ -135,6 +138,7 @@ impl Error {
         match self {
             Self::Registry { problem } | Self::Agent { problem } => problem.retryable,
             Self::Unreachable { .. } | Self::Cut { .. } => true,
+            Self::Layout { code, .. } => code.retryable(),
             Self::Foreign { status, .. } => matches!(status, 408 | 429 | 502 | 503 | 504),
             _ => false,
         }

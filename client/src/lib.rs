@@ -11,7 +11,8 @@
 //! arrived are not moved twice.
 //!
 //! [`Remote`] is the registry's `/v1` with retries; [`push()`] and [`pull()`] are built on it;
-//! [`Directory`] is the interchange form on disk; [`AgentClient`] asks the capture agent of this
+//! [`Directory`] is the interchange form on disk; [`export`] makes one artifact of a
+//! snapshot, for other registries, buckets and files; [`AgentClient`] asks the capture agent of this
 //! host; [`Progress`] is for progress bars.
 
 // The command's modules name this crate as its users do.
@@ -24,6 +25,7 @@ pub mod cli;
 pub mod directory;
 pub mod encoding;
 pub mod error;
+pub mod export;
 pub mod human;
 pub mod json;
 pub mod progress;

@@ -16,13 +16,14 @@ mod into_store;
 mod queue;
 mod relay;
 mod session;
-mod source;
+pub(crate) mod source;
 
 pub use into_store::push_into_store;
 
 use crate::boxed;
 use crate::directory::Directory;
 use crate::error::{Error, Result};
+use crate::export::Exported;
 use crate::progress::{Phase, Progress};
 use crate::remote::Remote;
 use pfr_schema::api::TagState;
@@ -65,6 +66,8 @@ pub enum Source {
     },
     /// A directory that was read and checked already.
     Opened(Arc<Directory>),
+    /// An exported snapshot.
+    Export(Arc<Exported>),
 }
 
 /// Where a snapshot goes to.
@@ -125,7 +128,7 @@ pub struct PushReport {
 pub async fn push(source: &Source, remote: &Remote, target: PushTarget, progress: &Progress) -> Result<PushReport> {
     let (start, trips) = (Instant::now(), remote.round_trips());
     progress.enter(Phase::Reading);
-    let opened = OpenedSource::open(source, &target).await?;
+    let opened = OpenedSource::open(source, &target.parents).await?;
     let totals = opened.totals().await?;
     progress.begin(&totals);
     let mut sent = Sent::default();

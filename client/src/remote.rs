@@ -16,7 +16,7 @@ mod frames;
 mod gc;
 mod integrity;
 mod names;
-mod pace;
+pub(crate) mod pace;
 mod pages;
 mod pushes;
 mod read;
@@ -316,7 +316,7 @@ impl Remote {
 
 /// Whether only this machine can see what is sent there. A name other than `localhost` may be any
 /// machine.
-fn is_loopback(url: &Url) -> bool {
+pub(crate) fn is_loopback(url: &Url) -> bool {
     match url.host() {
         Some(Host::Domain(name)) => name == "localhost",
         Some(Host::Ipv4(address)) => address.is_loopback(),

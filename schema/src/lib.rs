@@ -23,6 +23,7 @@ pub mod container;
 pub mod digest;
 pub mod engine;
 pub mod error;
+pub mod export;
 pub mod flat;
 pub mod frame;
 pub mod geometry;

@@ -26,6 +26,12 @@ pub const TOKENS: &str = "application/vnd.pf.tokens.v1";
 pub const ORACLE: &str = "application/vnd.pf.oracle.v1+json";
 /// How the ranks of an engine shared the state ([`crate::shards`]).
 pub const SHARDS: &str = "application/vnd.pf.shards.v1+json";
+/// The `artifactType` of an export ([`crate::export`]).
+pub const EXPORT: &str = "application/vnd.pf.export.v1+json";
+/// A pack ([`crate::pack`]) as a layer of an export.
+pub const PACK: &str = "application/vnd.pf.pack.v1";
+/// OCI's empty configuration.
+pub const EMPTY: &str = "application/vnd.oci.empty.v1+json";
 /// Opaque bytes.
 pub const OCTETS: &str = "application/octet-stream";
 /// A stream of frames ([`crate::frame`]) as an HTTP body.

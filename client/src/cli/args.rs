@@ -1,6 +1,7 @@
 //! The command line. Each flag is declared once; commands that share a flag flatten its struct.
 
 mod engines;
+mod exchange;
 mod login;
 mod names;
 mod reference;
@@ -9,11 +10,12 @@ mod transfer;
 mod upkeep;
 
 pub use engines::{DrainArgs, JobCommand, JobsArgs, Match, Restore, SequencesArgs, Snapshot, WarmArgs, WhenToPush};
+pub use exchange::{Copy, Export, Import, ImportOther};
 pub use login::{Login, LoginAt};
 pub use names::{Diff, Fork, Inspect, Log, Ls, Prune, Rm, TagArgs};
 pub use reference::{Expected, Relative, Target, repository_of};
 pub use signing::{Keygen, Sign, Signing, SigningCommand};
-pub use transfer::{Encode, Import, Pull, Push};
+pub use transfer::{Encode, Pull, Push};
 pub use upkeep::{Completions, Df, Events, Gc, Pin, Retention, RetentionCommand, Scrub, Stats, TaskCommand, Tasks, Verify};
 
 use super::config::{EVERYWHERE, Overrides};
@@ -124,6 +126,12 @@ pub enum Command {
     /// Fetch a snapshot, only the parts that are missing here
     #[command(after_help = transfer::PULL_EXAMPLES)]
     Pull(Pull),
+    /// Copy a snapshot from registry to registry, only the parts that are missing there
+    #[command(after_help = exchange::COPY_EXAMPLES)]
+    Copy(Copy),
+    /// Write snapshots into files, a bucket or a registry of another program, as OCI artifacts
+    #[command(after_help = exchange::EXPORT_EXAMPLES)]
+    Export(Export),
     /// List repositories, or the contents of one
     #[command(visible_alias = "list")]
     Ls(Ls),
@@ -199,8 +207,8 @@ pub enum Command {
     Warm(WarmArgs),
     /// List the jobs of the capture agent, or cancel one
     Jobs(JobsArgs),
-    /// Import the state that another system keeps
-    #[command(subcommand)]
+    /// Take over snapshots that were exported, or the state that another system keeps
+    #[command(after_help = exchange::IMPORT_EXAMPLES)]
     Import(Import),
     /// Store an access token for a registry, once the registry has accepted it
     #[command(after_help = login::LOGIN_EXAMPLES)]

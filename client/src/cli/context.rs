@@ -8,6 +8,7 @@ use super::output::Out;
 use super::progress;
 use super::suggest::{Flags, Suggestion};
 use super::usage;
+use pfr_client::export::PlaceOptions;
 use pfr_client::{AgentClient, Remote, RemoteOptions, Site, StoredTokens, same_server};
 use pfr_schema::codec::Compression;
 use pfr_schema::signature::PublicKey;
@@ -122,6 +123,23 @@ impl Context {
 
     /// The registry with this base URL.
     pub fn remote_at(&self, url: &str, token: Option<Secret>) -> Result<Remote, Failure> {
+        Ok(Remote::new(url, RemoteOptions { token, ..self.remote_options() })?)
+    }
+
+    /// How the places of exports are reached.
+    pub fn place_options(&self) -> PlaceOptions {
+        let user = std::env::var("PF_OCI_USERNAME").ok().filter(|user| !user.is_empty());
+        let folder = std::env::var_os("DOCKER_CONFIG").filter(|path| !path.is_empty()).map(PathBuf::from);
+        let folder = folder.or_else(|| Some(UserDirs::of_process().home?.join(".docker")));
+        PlaceOptions {
+            remote: self.remote_options(),
+            login: user.zip(Secret::from_env("PF_OCI_PASSWORD")),
+            docker: folder.map(|folder| folder.join("config.json")),
+        }
+    }
+
+    /// How registries are reached, without a token.
+    fn remote_options(&self) -> RemoteOptions {
         let token_over_http = self.settings.all.token_over_http.unwrap_or(false);
         let defaults = RemoteOptions::default();
         let retries = self.settings.all.retries.unwrap_or(defaults.retries);
@@ -132,7 +150,7 @@ impl Context {
         };
         let on_retry = Some(progress::on_retry(self.quiet || self.json));
         let extra_roots = self.settings.all.tls_ca.clone();
-        Ok(Remote::new(url, RemoteOptions { token, token_over_http, extra_roots, retries, retry_for, on_retry, ..defaults })?)
+        RemoteOptions { token_over_http, extra_roots, retries, retry_for, on_retry, ..defaults }
     }
 
     /// The local store, made if there is none.

@@ -214,6 +214,7 @@ impl From<pfr_client::Error> for Failure {
             Error::AgentGone { .. } => Some(Suggestion::new("engines").agent().then(" says whether it is back; look before you ask again")),
             Error::Agent { .. } => agent_hint(code),
             Error::Io { .. } => file_hint(code),
+            Error::Layout { .. } => layout_hint(code),
             // It answered: it is up.
             Error::Registry { .. } if code == ErrorCode::Unavailable => {
                 Some("the registry answers, and its log says what it cannot reach; run the same command again in a while".into())
@@ -229,6 +230,23 @@ fn file_hint(code: ErrorCode) -> Option<Advice> {
     match code {
         ErrorCode::StorageFull => Some("free space on that disk, and run the same command again".into()),
         ErrorCode::Denied => Some("check the owner and the permissions of that path".into()),
+        _ => None,
+    }
+}
+
+/// The hint for an error of a place of exports.
+fn layout_hint(code: ErrorCode) -> Option<Advice> {
+    match code {
+        ErrorCode::Unauthorized => {
+            Some("PF_OCI_USERNAME and PF_OCI_PASSWORD, or `docker login`, give the credentials for that registry".into())
+        }
+        ErrorCode::Denied => Some("the credentials do not permit this there".into()),
+        ErrorCode::MissingBlobs | ErrorCode::DigestMismatch | ErrorCode::CorruptFrame | ErrorCode::Truncated => {
+            Some("the export is not complete, or damaged: export again; nothing of the snapshot became visible".into())
+        }
+        ErrorCode::Unavailable | ErrorCode::RateLimited => {
+            Some("run the same command again in a while: it transfers what is missing".into())
+        }
         _ => None,
     }
 }

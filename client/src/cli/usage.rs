@@ -4,6 +4,7 @@ use super::failure::Failure;
 use super::output::human::without_passwords;
 use super::suggest::{Advice, Flags, Suggestion};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
+use pfr_client::export::Place;
 use std::ffi::OsString;
 use std::process::ExitCode;
 
@@ -34,7 +35,7 @@ pub fn parse<P: clap::Parser>(json: bool) -> Result<P, ExitCode> {
         let _ = error.print();
         return Err(ExitCode::SUCCESS);
     }
-    let tip = unknown_command(&error).and_then(|word| tip(&word)).or_else(|| of_password(&error));
+    let tip = unknown_command(&error).and_then(|word| tip(&word)).or_else(|| of_password(&error)).or_else(|| of_place(&error));
     let flags = given(std::env::args_os(), |name| std::env::var_os(name));
     if json {
         return Err(failure(&error, tip).at(&flags).report(true));
@@ -54,6 +55,18 @@ fn of_password(error: &clap::Error) -> Option<Advice> {
     let advice = "an address may hold no user name and no password, and none is shown here; PF_TOKEN, or `token` in the \
                   configuration file, holds the token";
     (without_passwords(&text) != text).then(|| advice.into())
+}
+
+/// Advice for the address of a bucket, a file or another program's registry where a reference is
+/// expected.
+fn of_place(error: &clap::Error) -> Option<Advice> {
+    let Some(ContextValue::String(value)) = error.get(ContextKind::InvalidValue) else { return None };
+    Place::is_address(value).then(|| {
+        Suggestion::help("export")
+            .then(" says how to write snapshots to such an address, ")
+            .run(Suggestion::help("import"))
+            .text(" how to read them; a reference names a registry of pf")
+    })
 }
 
 /// The error in the form of all others.
@@ -107,10 +120,8 @@ fn tip(word: &str) -> Option<Advice> {
             .then(" says how to delete old or untagged snapshots, and ")
             .run(Suggestion::new("gc").here())
             .text(" frees their bytes"),
-        "copy" | "cp" | "mirror" | "sync" => Suggestion::help("pull")
-            .then(" and then ")
-            .run(Suggestion::help("push"))
-            .text(" say how to copy a snapshot; `pf-registry mirror` copies repositories from registry to registry"),
+        "cp" | "mirror" | "sync" => Suggestion::help("copy")
+            .then(" says how to copy a snapshot from registry to registry; `pf-registry mirror` copies repositories"),
         "auth" | "signin" | "whoami" => Suggestion::new("login").then(" stores a token for a registry"),
         "save" | "checkpoint" | "capture" => Suggestion::help("snapshot").then(" says how to capture a sequence of an engine"),
         "load" | "resume" => Suggestion::help("restore").then(" says how to put a snapshot back into an engine"),
@@ -132,7 +143,7 @@ mod tests {
 
     #[test]
     fn words_of_other_tools_get_a_tip_and_are_no_commands() {
-        for word in ["images", "copy", "auth", "history", "forget", "fsck", "serve", "branch", "load", "save", "show", "rmi", "info"] {
+        for word in ["images", "cp", "auth", "history", "forget", "fsck", "serve", "branch", "load", "save", "show", "rmi", "info"] {
             let error = Args::try_parse_from(["pf", word]).unwrap_err();
             assert_eq!(unknown_command(&error).as_deref(), Some(word));
             assert!(tip(word).is_some(), "{word}");
@@ -175,6 +186,31 @@ mod tests {
         assert!(!document.message.contains("hush") && document.message.contains("http://h/team/agent:x"), "{}", document.message);
         assert!(document.hint.unwrap().contains("PF_TOKEN"));
         assert_eq!(of_password(&Args::try_parse_from(["pf", "inspect", "Team/x"]).unwrap_err()), None);
+    }
+
+    #[test]
+    fn an_address_that_is_no_reference_gets_a_tip() {
+        for line in [["pf", "push", "./x", "oci://h/a:b"], ["pf", "pull", "s3://b/p", "./x"], ["pf", "copy", "a/b", "file:///x"]] {
+            let error = Args::try_parse_from(line).unwrap_err();
+            let advice = of_place(&error).unwrap().to_string();
+            assert!(advice.contains("pf export --help") && advice.contains("pf import --help"), "{advice}");
+        }
+        assert_eq!(of_place(&Args::try_parse_from(["pf", "pull", "Team/x"]).unwrap_err()), None);
+    }
+
+    #[test]
+    fn an_import_is_of_a_layout_or_of_another_program() {
+        for (line, is_fine) in [
+            (&["pf", "import", "./backup"][..], true),
+            (&["pf", "import", "./backup", "team/agent:x", "--from", "y", "--local"], true),
+            (&["pf", "import", "processfork", "x", "--dry-run"], true),
+            (&["pf", "import"], false),
+            (&["pf", "import", "./backup", "--from", "y"], false),
+        ] {
+            assert_eq!(Args::try_parse_from(line).is_ok(), is_fine, "{line:?}");
+        }
+        assert!(Args::try_parse_from(["pf", "export", "a/b:c", "a/b:d", "./x", "--local"]).is_ok());
+        assert!(Args::try_parse_from(["pf", "export", "a/b:c"]).is_err());
     }
 
     #[test]

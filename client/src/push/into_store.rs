@@ -1,7 +1,8 @@
 //! The same push into a local store instead of a registry.
 
+use super::Source;
+use super::source::OpenedSource;
 use crate::boxed;
-use crate::directory::{Directory, frames};
 use crate::encoding::Encoding;
 use crate::error::{Error, Result};
 use crate::local::LocalSession;
@@ -15,45 +16,45 @@ use pfr_schema::codec::Compression;
 use pfr_schema::frame::end_mark;
 use pfr_schema::{RepositoryName, Tag};
 use pfr_store::Store;
-use std::sync::Arc;
 
 /// Raw bytes stored at a time. A crash loses at most so many.
 const BATCH: u64 = 256 << 20;
 
-/// Stores and commits a directory that was read; its blobs are encoded as `compression` says.
+/// Stores and commits a snapshot; the blobs of a directory are encoded as `compression` says.
 /// Returns the commit, and the number of raw bytes that the store lacked.
 ///
 /// # Errors
-/// [`Error::WrongBytes`] for a file that is not what its name says, [`Error::Store`] for what the
-/// store refuses.
+/// Those of the source; [`Error::WrongBytes`] for a file that is not what its name says,
+/// [`Error::Store`] for what the store refuses.
 #[boxed]
 pub async fn push_into_store(
-    directory: &Arc<Directory>,
+    source: &Source,
     store: &Store,
     repository: &RepositoryName,
-    tag: Tag,
+    tag: Option<Tag>,
     compression: Compression,
     progress: &Progress,
 ) -> Result<(Committed, u64)> {
     progress.enter(Phase::Reading);
-    let totals = directory.totals()?;
+    let source = OpenedSource::open(source, &[]).await?;
+    let totals = source.totals().await?;
     progress.begin(&totals);
     let encoding = Encoding::new(compression, store.options().codecs);
-    let session = Session { directory, local: LocalSession::open(store, repository).await?, encoding, progress };
+    let session = Session { source: &source, local: LocalSession::open(store, repository).await?, encoding, progress };
     session.local.end(session.run(tag, totals.bytes).await).await
 }
 
 struct Session<'a> {
-    directory: &'a Arc<Directory>,
+    source: &'a OpenedSource,
     local: LocalSession<'a>,
     encoding: Encoding,
     progress: &'a Progress,
 }
 
 impl Session<'_> {
-    async fn run(&self, tag: Tag, total: u64) -> Result<(Committed, u64)> {
-        let manifest = Item::manifest(self.directory.digest());
-        let plan = plan(manifest, &**self.directory, &self.local, self.directory.limits()).await?;
+    async fn run(&self, tag: Option<Tag>, total: u64) -> Result<(Committed, u64)> {
+        let manifest = self.source.manifest();
+        let plan = plan(manifest, self.source, &self.local, self.source.limits()).await?;
         let moving = plan.bytes();
         self.progress.add_bytes_deduplicated(total.saturating_sub(moving));
         self.progress.enter(Phase::Writing);
@@ -63,16 +64,17 @@ impl Session<'_> {
         }
         self.local.accept(containers).await?;
         self.progress.enter(Phase::Committing);
-        let committed = self.local.store.commit(&self.local.push, manifest.digest, Some(tag), None).await?;
+        let committed = self.local.store.commit(&self.local.push, manifest.digest, tag, None).await?;
         self.progress.enter(Phase::Done);
         Ok((committed, moving))
     }
 
     async fn blobs(&self, items: Vec<Item>) -> Result<()> {
+        let items = self.source.check(items).await?;
         let (slot, bytes) = (Slot::default(), items.iter().map(Item::bytes).sum());
         let end = Bytes::from(end_mark(items.len() as u64));
         let keep = slot.clone();
-        let frames = frames::frames(Arc::clone(self.directory), items.into(), self.encoding.clone());
+        let frames = self.source.blob_frames(items.into(), &self.encoding);
         let frames = frames.map(move |piece| piece.map_err(|e| keep.keep(e)));
         let frames = frames.chain(stream::iter([Ok(end)])).boxed();
         match self.local.store.ingest(&self.local.push, frames).await {
@@ -85,7 +87,8 @@ impl Session<'_> {
     /// Names the file whose bytes the store refused.
     fn explain(&self, error: pfr_store::Error) -> Error {
         let pfr_store::Error::Frame { digest, source, .. } = &error else { return error.into() };
-        match self.directory.path_for_people(digest) {
+        let OpenedSource::Directory(directory) = self.source else { return error.into() };
+        match directory.path_for_people(digest) {
             Some(path) => Error::WrongBytes { path, digest: *digest, code: source.code(), reason: source.to_string() },
             None => error.into(),
         }

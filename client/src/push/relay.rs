@@ -22,7 +22,7 @@ const DIGESTS: usize = 16 << 10;
 
 /// A snapshot in a registry.
 #[derive(Clone, Debug)]
-pub(super) struct Relay {
+pub(crate) struct Relay {
     remote: Remote,
     repository: RepositoryName,
     snapshot: Digest,

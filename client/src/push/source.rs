@@ -1,10 +1,11 @@
 //! The source of a pushed snapshot: nodes as bytes, blobs as frames.
 
+use super::Source;
 use super::relay::Relay;
-use super::{PushTarget, Source};
 use crate::directory::{self, Directory};
 use crate::encoding::Encoding;
 use crate::error::{Error, Result, blocking};
+use crate::export::Exported;
 use crate::plain::as_blobs;
 use crate::plan::{Item, PlanSource, Totals};
 use bytes::{Bytes, BytesMut};
@@ -18,33 +19,37 @@ use std::sync::Arc;
 
 /// A snapshot to be pushed.
 #[derive(Clone, Debug)]
-pub(super) enum OpenedSource {
+pub(crate) enum OpenedSource {
     Directory(Arc<Directory>),
     Store { store: Store, snapshot: Digest },
     Relay(Relay),
+    Export(Arc<Exported>),
 }
 
 impl OpenedSource {
-    /// Reads and checks the source; of a directory at a path, only the documents.
-    pub async fn open(source: &Source, target: &PushTarget) -> Result<Self> {
+    /// Reads and checks the source; of a directory at a path, only the documents. Parents are for
+    /// such a directory.
+    pub async fn open(source: &Source, parents: &[Digest]) -> Result<Self> {
         match source {
             Source::Directory(path) => {
-                let (path, parents) = (path.clone(), target.parents.clone());
+                let (path, parents) = (path.clone(), parents.to_vec());
                 let directory = blocking(move || {
                     let directory = Directory::open_documents(&path, &Limits::default())?;
                     if parents.is_empty() { Ok(directory) } else { directory.with_parents(parents) }
                 });
                 Ok(Self::Directory(Arc::new(directory.await?)))
             }
-            Source::Opened(directory) if target.parents.is_empty() => Ok(Self::Directory(Arc::clone(directory))),
+            Source::Opened(directory) if parents.is_empty() => Ok(Self::Directory(Arc::clone(directory))),
             Source::Opened(directory) => Err(made_already(directory.digest())),
-            Source::Store { snapshot, .. } | Source::Remote { snapshot, .. } if !target.parents.is_empty() => Err(made_already(*snapshot)),
+            Source::Store { snapshot, .. } | Source::Remote { snapshot, .. } if !parents.is_empty() => Err(made_already(*snapshot)),
+            Source::Export(export) if !parents.is_empty() => Err(made_already(export.snapshot())),
             Source::Store { store, snapshot } => {
                 store.manifest(snapshot).await?;
                 store.touch_everywhere(snapshot).await;
                 Ok(Self::Store { store: store.clone(), snapshot: *snapshot })
             }
             Source::Remote { remote, repository, snapshot } => Ok(Self::Relay(Relay::new(remote, repository, *snapshot))),
+            Source::Export(export) => Ok(Self::Export(Arc::clone(export))),
         }
     }
 
@@ -53,6 +58,7 @@ impl OpenedSource {
             Self::Directory(directory) => directory.limits(),
             Self::Store { store, .. } => &store.options().limits,
             Self::Relay(relay) => relay.limits(),
+            Self::Export(export) => export.limits(),
         }
     }
 
@@ -62,6 +68,7 @@ impl OpenedSource {
             Self::Directory(directory) => directory.digest(),
             Self::Store { snapshot, .. } => *snapshot,
             Self::Relay(relay) => relay.snapshot(),
+            Self::Export(export) => export.snapshot(),
         };
         Item::manifest(digest)
     }
@@ -100,6 +107,11 @@ impl OpenedSource {
                 stream::once(open).try_flatten().boxed()
             }
             Self::Relay(relay) => relay.blob_frames(&items, encoding.codecs()),
+            Self::Export(export) => {
+                let (count, limits, codecs) = (items.len() as u64, self.limits(), encoding.codecs());
+                let frames = export.frames(items.iter().map(|item| item.digest).collect());
+                without_end(in_codecs(as_blobs(frames, limits), codecs, limits), count)
+            }
         }
     }
 
@@ -135,6 +147,7 @@ impl PlanSource for OpenedSource {
                 Ok(documents)
             }
             Self::Relay(relay) => relay.documents(items).await,
+            Self::Export(export) => export.documents(items).await,
         }
     }
 }
@@ -150,7 +163,7 @@ fn without_end(frames: BoxStream<'static, Result<Bytes>>, count: u64) -> BoxStre
     let pieces = stream::try_unfold((frames, BytesMut::new()), move |(mut frames, mut held)| async move {
         let Some(mut piece) = frames.try_next().await? else {
             // A cut stream must not look complete.
-            let cut = FormatError::Truncated { position: 0, reason: "inside the frames of the local store" };
+            let cut = FormatError::Truncated { position: 0, reason: "inside the frames of the source" };
             return if held == end_mark(count) { Ok(None) } else { Err(Error::from(pfr_store::Error::from(cut))) };
         };
         let mut ready = Vec::with_capacity(2);

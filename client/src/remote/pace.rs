@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 /// Why the client stops reading an answer.
 #[derive(Debug)]
-pub(super) enum Slow {
+pub(crate) enum Slow {
     /// No byte arrived. The connection may be dead, so a retry on a new one may help.
     Silent(String),
     /// Too few bytes arrived. A retry would be no faster.
@@ -35,7 +35,7 @@ impl Remote {
 /// Measures the speed of one answer. Only the time spent waiting for the next bytes counts: a slow
 /// reader does not make the answer slow.
 #[derive(Debug)]
-pub(super) struct Pace {
+pub(crate) struct Pace {
     window: Duration,
     /// Bytes that must arrive in each window of waiting.
     least: u64,

@@ -197,7 +197,8 @@ async fn a_directory_goes_into_a_local_store_encoded_too() {
     let (store, source) = (memory().await, sample(Dtype::Bf16));
     let directory = Arc::new(Directory::open(source.path(), &Limits::default()).unwrap());
     let (repository, progress) = (repository(), Progress::default());
-    let done = push_into_store(&directory, &store, &repository, tag("t"), Compression::Cold, &progress);
+    let source_of = Source::Opened(directory);
+    let done = push_into_store(&source_of, &store, &repository, Some(tag("t")), Compression::Cold, &progress);
     let (committed, _) = done.await.unwrap();
     store.verify(&committed.digest, &mut |_| {}).await.unwrap();
     assert_eq!(codecs_in(&store, source.path()).await["bf16-huffman"], 43);

@@ -398,7 +398,7 @@ async fn tips_for_the_words_of_other_tools_run_as_printed() {
         (&["usage.rs tip inspect"], "show", "Usage: pf inspect"),
         (&["usage.rs tip rm"], "rmi", "Usage: pf rm"),
         (&["usage.rs tip prune", "usage.rs tip gc"], "forget", "Usage: pf prune"),
-        (&["usage.rs tip pull", "usage.rs tip push"], "copy", "Usage: pf pull"),
+        (&["usage.rs tip copy"], "cp", "Usage: pf copy"),
         (&["usage.rs tip snapshot"], "save", "Usage: pf snapshot"),
         (&["usage.rs tip restore"], "load", "Usage: pf restore"),
         (&["usage.rs tip verify", "usage.rs tip scrub"], "fsck", "Usage: pf verify"),
@@ -419,6 +419,21 @@ async fn tips_for_the_words_of_other_tools_run_as_printed() {
             assert!(all.contains(shows), "{word}: {all}");
         }
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_address_where_a_reference_is_expected_gets_a_tip_that_runs_as_printed() {
+    let world = World::new().await;
+    let way = Way { place: Place::ConfiguredRegistry, prefix: String::new(), flags: Vec::new(), environment: Vec::new() };
+    let (code, text) = world.pf(&way, &["push", "team/agent:x", "oci://registry.example/team/agent:x"]);
+    assert_eq!(code, 1, "{text}");
+    let mut all = String::new();
+    for command in commands(&["usage.rs of_place export", "usage.rs of_place import"], &text) {
+        let (code, seen) = world.paste(&command);
+        assert_eq!(code, 0, "{command}: {seen}");
+        all += &seen;
+    }
+    assert!(all.contains("Usage: pf export") && all.contains("Usage: pf import"), "{all}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

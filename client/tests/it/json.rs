@@ -80,7 +80,7 @@ fn fields<'a>(value: &'a Value, found: &mut Vec<(&'a str, &'a Value)>) {
 }
 
 /// Commands that write no result of their own as JSON, or one for each event.
-const WITHOUT: [&str; 6] = ["completions", "demo", "events", "help", "import", "login"];
+const WITHOUT: [&str; 5] = ["completions", "demo", "events", "help", "login"];
 
 /// The commands that `pf --help` lists.
 fn commands(dir: &Path) -> BTreeSet<String> {
@@ -147,6 +147,8 @@ async fn sizes_end_in_bytes_and_moments_are_rfc_3339_in_every_command() {
     let public = format!("{key}.pub");
     let (agent, tokens, policies) = (socket.to_str().unwrap(), tokens.to_str().unwrap(), policies.to_str().unwrap());
     let fingerprint = pfr_schema::Digest::sha256(b"f").to_string();
+    let layout = dir.path().join("layout");
+    let layout = layout.to_str().unwrap();
     let mut seen = Vec::new();
     let mut without = commands(dir.path());
     assert!(without.len() > 25 && WITHOUT.iter().all(|command| without.remove(*command)), "{without:?}");
@@ -154,6 +156,9 @@ async fn sizes_end_in_bytes_and_moments_are_rfc_3339_in_every_command() {
         &["push", source, "team/agent:a"][..],
         &["push", source, "team/agent:b", "--parent", ":a"],
         &["pull", "team/agent:a"],
+        &["copy", "team/agent:a", "team/copy"],
+        &["export", "team/agent:a", "team/agent:b", layout],
+        &["import", layout],
         &["ls"],
         &["ls", "team/agent"],
         &["ls", "--local"],

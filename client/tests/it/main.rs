@@ -8,6 +8,7 @@ mod common;
 mod completions;
 mod compression;
 mod events;
+mod exports;
 mod gc;
 mod herd;
 mod hints;

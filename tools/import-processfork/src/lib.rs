@@ -178,7 +178,8 @@ async fn send(
     match target {
         Target::Nowhere => Ok(Moved { created: false, bytes: 0 }),
         Target::Store(store) => {
-            let (committed, bytes) = push_into_store(&directory, store, repository, tag.clone(), compression, progress).await?;
+            let (committed, bytes) =
+                push_into_store(&Source::Opened(directory), store, repository, Some(tag.clone()), compression, progress).await?;
             Ok(Moved { created: committed.created, bytes })
         }
         Target::Registry(remote) => {

@@ -3,18 +3,9 @@
 use super::reference::{Expected, Relative};
 use super::{AgentAt, Passed};
 use crate::cli::completion::references;
-use clap::Subcommand;
 use pfr_schema::Reference;
 use pfr_schema::codec::Compression;
 use std::path::PathBuf;
-
-/// Formats that can be imported.
-#[derive(Debug, Subcommand)]
-pub enum Import {
-    /// The images of ProcessFork stores, with their lineage
-    #[command(after_help = "`pf import processfork --help` lists its options.")]
-    Processfork(Passed),
-}
 
 pub const PUSH_EXAMPLES: &str = "\
 Examples:

@@ -2,9 +2,11 @@
 
 pub mod agent;
 pub mod capture;
+mod copy;
 mod diff;
 mod drain;
 mod events;
+mod exports;
 mod gc;
 mod inspect;
 mod jobs;
@@ -26,7 +28,7 @@ mod tasks;
 mod usage;
 mod verify;
 
-use super::args::{Command, Import};
+use super::args::{Command, Import, ImportOther};
 use super::beside::{DEMO, IMPORT_PROCESSFORK, become_program};
 use super::completion;
 use super::context::Context;
@@ -41,6 +43,8 @@ pub async fn run(context: &mut Context, command: Command) -> Result<(), Failure>
     match command {
         Command::Push(args) => push::run(context, args).await,
         Command::Pull(args) => pull::run(context, args).await,
+        Command::Copy(args) => copy::run(context, args).await,
+        Command::Export(args) => exports::export(context, args).await,
         Command::Ls(args) if args.pinned => pins::list(context, args).await,
         Command::Ls(args) => list::run(context, args).await,
         Command::Log(args) => log::run(context, args).await,
@@ -71,7 +75,10 @@ pub async fn run(context: &mut Context, command: Command) -> Result<(), Failure>
         Command::Drain(args) => drain::run(context, args).await,
         Command::Warm(args) => jobs::warm(context, args).await,
         Command::Jobs(args) => jobs::jobs(context, args).await,
-        Command::Import(Import::Processfork(passed)) => Err(become_program(IMPORT_PROCESSFORK, context, passed)),
+        Command::Import(Import { other: Some(ImportOther::Processfork(passed)), .. }) => {
+            Err(become_program(IMPORT_PROCESSFORK, context, passed))
+        }
+        Command::Import(args) => exports::import(context, args).await,
         Command::Login(args) => login::login(context, args).await,
         Command::Logout(at) => login::logout(context, at).await,
         Command::Completions(args) => {

@@ -79,7 +79,7 @@ async fn sign(
 
 /// A push makes its repository. So the registry says only to a token that may not push to a
 /// repository, and may not even see it, that there is none.
-fn refused(error: pfr_client::Error, repository: &RepositoryName) -> Failure {
+pub fn refused(error: pfr_client::Error, repository: &RepositoryName) -> Failure {
     let is_hidden = matches!(&error, pfr_client::Error::Registry { problem } if problem.code == ErrorCode::RepositoryUnknown);
     let failure = Failure::from(error);
     if !is_hidden {

@@ -86,6 +86,7 @@ pages! {
     the_page_on_connectors_works_as_written: "docs/connectors.md",
     the_page_on_the_fault_harness_works_as_written: "tests/faults/README.md",
     the_page_on_the_command_line_works_as_written: "docs/cli.md",
+    the_page_on_exports_works_as_written: "docs/export.md",
     the_page_on_tokens_works_as_written: "docs/identity.md",
     the_page_on_mirroring_works_as_written: "docs/mirroring.md",
     the_page_on_operations_works_as_written: "docs/operations.md",

@@ -122,6 +122,7 @@ mod tests {
             "pf push DIR REF --parent X",
             "PF_STORE=/x target/release/pf gc --max-size=1GiB  # --nonsense",
             "pf import processfork S --dry-run",
+            "pf import ./backup team/agent:x --from y",
             "pf fork a:b -n 3 ; pf ls",
             "pf COMMAND --help",
             "cat x | pf match R --tokens -",
@@ -129,7 +130,7 @@ mod tests {
         ] {
             assert_eq!(helps.check(line), Ok(()), "{line}");
         }
-        for line in ["pf nonsense", "pf ls --nonsense", "true && pf-registry serve --nonsense=1", "pf import nonsense"] {
+        for line in ["pf nonsense", "pf ls --nonsense", "true && pf-registry serve --nonsense=1", "pf import ./x --nonsense"] {
             assert!(helps.check(line).is_err(), "{line}");
         }
     }
