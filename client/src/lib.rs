@@ -50,7 +50,7 @@ pub use ancestors::nth_ancestor;
 pub use directory::Directory;
 pub use error::{Error, Result};
 pub use progress::{Phase, Progress};
-pub use pull::{Destination, PullReport, pull};
+pub use pull::{Arrivals, Destination, Flight, Passage, PullReport, Way, pull};
 pub use push::{PushReport, PushTarget, Source, push, push_into_store};
 pub use remote::{BoxFrames, Distrust, Entry, OnRetry, PageOf, Remote, RemoteOptions, Retrying, VIA, all_pages, extra_roots, reason};
 pub use site::Site;

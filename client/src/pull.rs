@@ -10,10 +10,15 @@
 //! what it lists is there.
 
 pub(crate) mod fetch;
+mod flight;
 mod into_directory;
 mod into_store;
+mod passage;
 mod publish;
 mod writer;
+
+pub use flight::Flight;
+pub use passage::{Arrivals, Passage, Way};
 
 use crate::boxed;
 use crate::error::Result;
@@ -90,16 +95,7 @@ pub async fn pull(
 ) -> Result<PullReport> {
     let (start, trips) = (Instant::now(), remote.round_trips());
     progress.enter(Phase::Negotiating);
-    let said = remote.snapshot(repository, selector).await?.summary.digest;
-    let digest = match selector {
-        Selector::Digest(asked) if *asked != said => {
-            return Err(remote.protocol(format!("the request names {asked}, the answer {said}")));
-        }
-        Selector::Prefix(asked) if !asked.matches(&said) => {
-            return Err(remote.protocol(format!("the request names {asked}…, the answer {said}")));
-        }
-        _ => said,
-    };
+    let digest = resolve(remote, repository, selector).await?;
     let fetcher = Fetcher::new(remote, repository, progress);
     let totals: Totals = match destination {
         Destination::Store { store, repository, tag } => into_store::pull(&fetcher, digest, store, repository, tag.clone()).await?,
@@ -118,4 +114,15 @@ pub async fn pull(
         round_trips: remote.round_trips() - trips,
         seconds: start.elapsed().as_secs_f64(),
     })
+}
+
+/// The snapshot that a registry has under a name. A registry that names another one than the digest
+/// in the request has broken the protocol.
+async fn resolve(remote: &Remote, repository: &RepositoryName, selector: &Selector) -> Result<Digest> {
+    let said = remote.snapshot(repository, selector).await?.summary.digest;
+    match selector {
+        Selector::Digest(asked) if *asked != said => Err(remote.protocol(format!("the request names {asked}, the answer {said}"))),
+        Selector::Prefix(asked) if !asked.matches(&said) => Err(remote.protocol(format!("the request names {asked}…, the answer {said}"))),
+        _ => Ok(said),
+    }
 }
