@@ -6,9 +6,10 @@ use crate::engines::Engines;
 use crate::error::{Error, Result};
 use crate::llama::Llamas;
 use crate::pushes::Pushes;
-use crate::restore::{Resumes, Searches, Staged};
+use crate::restore::{Passages, Resumes, Searches, Staged};
 use crate::saves::Saves;
 use crate::upkeep;
+use pfr_client::Flight;
 use pfr_store::{Schedule, Store};
 use rustix::fs::{FlockOperation, flock};
 use std::fs::File;
@@ -28,6 +29,8 @@ struct Inner {
     staged: Staged,
     resumes: Resumes,
     searches: Searches,
+    passages: Passages,
+    flight: Flight,
     saves: Saves,
     rate: Rate,
     /// Background tasks, until the agent is dropped.
@@ -50,7 +53,23 @@ impl Agent {
         let (engines, staged, rate) = (Engines::new(&config), Staged::default(), Rate::default());
         let llamas = Llamas::open(&config, engines.ring())?;
         let (resumes, searches, saves) = (Resumes::default(), Searches::default(), Saves::default());
-        Ok(Self(Arc::new(Inner { config, store, engines, llamas, pushes, staged, resumes, searches, saves, rate, schedule, _lock: lock })))
+        let (passages, flight) = (Passages::default(), Flight::new(config.restore_bytes));
+        Ok(Self(Arc::new(Inner {
+            config,
+            store,
+            engines,
+            llamas,
+            pushes,
+            staged,
+            resumes,
+            searches,
+            passages,
+            flight,
+            saves,
+            rate,
+            schedule,
+            _lock: lock,
+        })))
     }
 
     /// Its configuration.
@@ -97,6 +116,17 @@ impl Agent {
     /// Look-ups of automatic mode.
     pub(crate) fn searches(&self) -> &Searches {
         &self.0.searches
+    }
+
+    /// Restores whose blobs come from a registry.
+    pub(crate) fn passages(&self) -> &Passages {
+        &self.0.passages
+    }
+
+    /// The budget for bytes in flight between registries and engines.
+    #[must_use]
+    pub fn flight(&self) -> &Flight {
+        &self.0.flight
     }
 
     /// Saves that requests asked for.
