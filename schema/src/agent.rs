@@ -334,7 +334,7 @@ pub struct RestoreReport {
     pub bytes_pulled: u64,
     /// Whether the snapshot is in the agent's store.
     #[serde(default)]
-    pub stored: Stored,
+    pub in_store: Stored,
     /// Raw bytes written to the engine's memory.
     pub bytes_written: u64,
     /// State tensors whose value was recomputed.

@@ -116,7 +116,7 @@ impl Agent {
         let mut done = found.or_close(restore.await).await?;
         drop(shown);
         done.bytes_pulled = found.bytes_pulled();
-        done.stored = found.stored();
+        done.in_store = found.stored();
         done.total_seconds = started.elapsed().as_secs_f64();
         found.complete(self).await;
         Ok(done)
@@ -280,7 +280,7 @@ fn report(engine: &Engine, digest: Digest, plan: &Plan, values: Values) -> Resto
         tokens: plan.tokens.len() as u64,
         pages: plan.pages(),
         bytes_pulled: 0,
-        stored: Stored::Here,
+        in_store: Stored::Here,
         bytes_written: 0,
         values_computed: values.computed,
         values_attested: values.attested,

@@ -163,7 +163,7 @@ async fn without_the_store_the_engine_continues_alike_and_the_store_has_nothing(
     let scene = Scene::of(spec, 256 << 20).await;
     let engine = scene.engine("there");
     let report = scene.restore("there", true).await.unwrap();
-    assert_eq!((report.stored, report.oracle), (Stored::Not, true));
+    assert_eq!((report.in_store, report.oracle), (Stored::Not, true));
     assert_eq!((report.values_computed, report.values_attested), (4, 0), "two tensors of two ranks");
     assert!(report.bytes_pulled > 0);
     scene.equals(&engine, &report);
@@ -185,20 +185,20 @@ async fn the_store_is_filled_behind_the_engine() {
     let scene = Scene::of(Spec::hybrid("e"), 256 << 20).await;
     let engine = scene.engine("there");
     let report = scene.restore("there", false).await.unwrap();
-    assert_eq!(report.stored, Stored::Behind);
+    assert_eq!(report.in_store, Stored::Behind);
     scene.equals(&engine, &report);
     // A restore that begins now waits for it, and needs no registry.
     scene.set(|_| Fate::Refuse(ErrorCode::Unavailable));
     let other = scene.engine("other");
     let local = RestoreRequest { local: true, ..request(false) };
     let second = scene.there.agent.restore("other", local).await.unwrap();
-    assert_eq!((second.stored, second.bytes_pulled), (Stored::Here, 0));
+    assert_eq!((second.in_store, second.bytes_pulled), (Stored::Here, 0));
     scene.equals(&other, &second);
     // Nor does one by tag: the registry is asked for the tag, and for no page.
     let seen = scene.front.seen().len();
     let third = scene.engine("third");
     let report = scene.restore("third", false).await.unwrap();
-    assert_eq!((report.stored, scene.asked(seen)), (Stored::Here, Vec::new()));
+    assert_eq!((report.in_store, scene.asked(seen)), (Stored::Here, Vec::new()));
     scene.equals(&third, &report);
     assert_eq!(scene.there.agent.flight().used(), 0);
 }
@@ -404,5 +404,5 @@ async fn an_engine_that_asks_needs_the_store() {
     assert_eq!(error.code(), ErrorCode::InvalidRequest, "{error}");
     assert!(error.to_string().contains("without --no-store"), "{error}");
     assert_eq!(scene.asked(0), []);
-    assert_eq!(scene.restore("asks", false).await.unwrap().stored, Stored::Here);
+    assert_eq!(scene.restore("asks", false).await.unwrap().in_store, Stored::Here);
 }

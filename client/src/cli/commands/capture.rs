@@ -151,7 +151,7 @@ pub fn describe_restore(report: &RestoreReport) -> Vec<String> {
         let (differs, pages, states) = (one_line(&differs.join(", ")), count(*pages, "page"), count(*states, "state tensor"));
         format!("cut anew from {from} to {to} ranks ({differs}): {pages}, {states}; values equal, the next logits not compared")
     }));
-    lines.extend(match report.stored {
+    lines.extend(match report.in_store {
         Stored::Here => None,
         Stored::Behind => Some("the agent's store takes the snapshot in the background".to_owned()),
         Stored::Not => Some("nothing was added to the agent's store".to_owned()),
