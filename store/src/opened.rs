@@ -35,6 +35,12 @@ impl Opened {
         self.header.digest
     }
 
+    /// Bytes of its frame.
+    #[must_use]
+    pub fn frame_bytes(&self) -> u64 {
+        self.header.frame_len()
+    }
+
     /// Its raw bytes.
     #[must_use]
     pub fn raw(&self) -> &Bytes {

@@ -278,6 +278,7 @@ impl Inner {
             check_size(item, opened.raw().len() as u64)?;
             let (digest, part) = (opened.digest(), Arc::new(to.taken.lock().part(item)));
             let bytes = Bytes::from_owner(Guarded { bytes: opened.raw().clone(), _part: Arc::clone(&part) });
+            self.received.fetch_add(opened.frame_bytes(), Ordering::Relaxed);
             self.verified.fetch_add(bytes.len() as u64, Ordering::Relaxed);
             *arrived += 1;
             if let Some(store) = &to.store {
@@ -330,7 +331,6 @@ async fn ask(inner: Arc<Inner>, items: Vec<Item>, give: UnboundedSender<Unbounde
 async fn request(inner: Arc<Inner>, items: Vec<Item>, to: To) {
     let fetcher = inner.fetcher();
     let result = fetcher.fetch_all(items, |left| inner.receive(&fetcher, left, &to)).await;
-    inner.received.fetch_add(fetcher.frame_bytes(), Ordering::Relaxed);
     if let Err(error) = result {
         _ = to.reader.send(Err(error));
     }
