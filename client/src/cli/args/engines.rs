@@ -72,11 +72,11 @@ pub struct SequencesArgs {
 pub const RESTORE_EXAMPLES: &str = "\
 Examples:
   pf restore team/agent:step-9 vllm-0
-  pf restore team/agent:step-9~2 vllm-0          two snapshots earlier
-  pf restore team/agent:step-9 vllm-0 --local    without asking the registry
-  pf restore team/agent:step-9 vllm-0 --no-store without filling the agent's store
-  pf restore team/agent:step-9 llama-0 -s 3      into a slot of a llama-server
-  pf restore team/agent:step-9 vllm-1 --reshard  vllm-1 has another number of ranks
+  pf restore team/agent:step-9~2 vllm-0           two snapshots earlier
+  pf restore team/agent:step-9 vllm-0 --local     without asking the registry
+  pf restore team/agent:step-9 vllm-0 --no-store  without filling the agent's store
+  pf restore team/agent:step-9 llama-0 -s 3       into a slot of a llama-server
+  pf restore team/agent:step-9 vllm-1 --reshard   vllm-1 has another number of ranks
 
 An engine that takes sequences at any time runs it at once; another takes it with the next request for its tokens. \
 A restore that cannot be proven equal is refused, and changes nothing in the engine.";
