@@ -113,7 +113,8 @@ mod tests {
     async fn a_blob_that_is_larger_than_the_budget_passes_alone() {
         let flight = Flight::new(4 << 10);
         let small = flight.take(&[item(10)]).await.expect("free");
-        let mut large = Box::pin(flight.take(&[item(1 << 30)]));
+        let items = [item(1 << 30)];
+        let mut large = Box::pin(flight.take(&items));
         assert!(futures::poll!(&mut large).is_pending(), "another blob is in flight");
         drop(small);
         let mut large = large.await.expect("free");

@@ -281,9 +281,11 @@ impl Inner {
             self.received.fetch_add(opened.frame_bytes(), Ordering::Relaxed);
             self.verified.fetch_add(bytes.len() as u64, Ordering::Relaxed);
             *arrived += 1;
-            if let Some(store) = &to.store {
+            match &to.store {
                 // A store that fails says so at the end; the reader goes on without it.
-                _ = store.send((opened, part));
+                Some(store) => _ = store.send((opened, part)),
+                // Only the reader has it from here on.
+                None => drop((opened, part)),
             }
             if to.reader.send(Ok((digest, bytes))).is_err() {
                 return Ok(());
