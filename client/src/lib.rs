@@ -10,7 +10,8 @@
 //! buffers, never by its pages. Both directions can be cut at any point and run again: frames that
 //! arrived are not moved twice.
 //!
-//! [`Remote`] is the registry's `/v1` with retries; [`push()`] and [`pull()`] are built on it;
+//! [`Remote`] is the registry's `/v1` with retries; [`push()`] and [`pull()`] are built on it, and
+//! [`Passage`], which hands the blobs of a snapshot to a reader with the local store behind it;
 //! [`Directory`] is the interchange form on disk; [`AgentClient`] asks the capture agent of this
 //! host; [`Progress`] is for progress bars.
 

@@ -4,7 +4,7 @@
 
 use crate::error::{Error, Result};
 use bytes::{Bytes, BytesMut};
-use futures::{Stream, TryStreamExt as _};
+use futures::{Stream, TryStreamExt as _, stream};
 use pfr_client::{Arrivals, Passage};
 use pfr_schema::Digest;
 use pfr_schema::codec::{self, Codec};
@@ -30,9 +30,11 @@ impl Blobs {
 
     /// Of a snapshot that is on its way: the local store has what the passage does not lack.
     pub async fn passing(store: &Store, passage: &Passage, digests: Vec<Digest>) -> Result<Self> {
-        let arrivals = passage.arrivals(&digests);
-        let here = digests.into_iter().filter(|digest| !passage.lacks(digest)).collect();
-        Ok(Self { passing: Some((passage.clone(), arrivals)), ..Self::open(store, here).await? })
+        let here: Vec<Digest> = digests.iter().filter(|digest| !passage.lacks(digest)).copied().collect();
+        // A reader of the store may wait for others to end. It must not hold bytes in flight then.
+        let local =
+            if here.is_empty() { Self { frames: Box::pin(stream::empty()), passing: None } } else { Self::open(store, here).await? };
+        Ok(Self { passing: Some((passage.clone(), passage.arrivals(&digests))), ..local })
     }
 
     /// The next blob, which must be `digest`.
