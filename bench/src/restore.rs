@@ -74,7 +74,7 @@ pub fn run(args: &Args) -> Result<()> {
             source.expect("freed")?;
             session.floor.push(floor(session.bytes)?);
             let mut restore = |arguments: &[&str]| -> Result<f64> {
-                let mut all = vec!["restore", &reference, "there"];
+                let mut all = vec!["restore", reference.as_str(), "there"];
                 all.extend(arguments);
                 let restored = there.ask(&all)?;
                 engine.say(&json!({"free": {"sequence": text(&restored["sequence"])?}}))?;

@@ -48,9 +48,9 @@ impl Opened {
     }
 }
 
-/// Decodes and verifies a stream of frames that ends with an end mark, on blocking threads, blobs of
-/// one length side by side. Yields the blobs in order, those before an error too. Nodes are taken
-/// for plain blobs.
+/// Decodes and verifies a stream of frames that ends with an end mark, on blocking threads, blobs
+/// of one length side by side. Yields the blobs in order, those before an error too. Nodes are
+/// taken for plain blobs.
 ///
 /// Holds the frames that arrived and were not yielded: its caller bounds what the stream brings. A
 /// blob of more than `largest` raw bytes ends it with an error before any of it is held.

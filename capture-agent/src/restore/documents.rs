@@ -1,5 +1,5 @@
-//! A snapshot's documents, read from the local store or on their way to it; lists of pages only when the plan has found
-//! that they fit.
+//! A snapshot's documents, read from the local store or on their way to it; lists of pages only
+//! when the plan has found that they fit.
 
 use super::source::Source;
 use crate::engines::MAX_LOGITS;

@@ -140,8 +140,8 @@ impl Agent {
         Ok(Fitting { engine, documents, plan, found })
     }
 
-    /// `values` says how state tensors were proven; those that are proven as they are written add to
-    /// it.
+    /// `values` says how state tensors were proven; those that are proven as they are written add
+    /// to it.
     async fn write_sequence(
         &self,
         engine: &Engine,

@@ -1,6 +1,6 @@
 //! Bringing each blob to its place in the engine's memory, in bounded batches. State tensors whose
-//! slots have another form are converted here, and pages for other ranks are put together, in
-//! this host's memory, also for a GPU. Blobs that come from a registry meanwhile are written as they
+//! slots have another form are converted here, and pages for other ranks are put together, in this
+//! host's memory, also for a GPU. Blobs that come from a registry meanwhile are written as they
 //! come, and state tensors among them are proven here.
 
 use super::blobs::Blobs;

@@ -1,5 +1,5 @@
-//! A snapshot that passes this host on its way to a reader, such as an engine's memory: blobs in the
-//! order in which the reader wants them, each verified before it is handed on.
+//! A snapshot that passes this host on its way to a reader, such as an engine's memory: blobs in
+//! the order in which the reader wants them, each verified before it is handed on.
 //!
 //! ```text
 //! nodes, small documents ─▶ the reader's order ─▶ requests, within a budget ─▶ decode, hash ─┬▶ reader
@@ -184,8 +184,8 @@ impl Passage {
         Arrivals { requests, current: None, asking }
     }
 
-    /// Fetches what no reader asked for, and makes the snapshot visible in the local store; ends the
-    /// session there if nothing is kept. Only after all [`Arrivals`] were dropped.
+    /// Fetches what no reader asked for, and makes the snapshot visible in the local store; ends
+    /// the session there if nothing is kept. Only after all [`Arrivals`] were dropped.
     ///
     /// # Errors
     /// As [`crate::pull()`].
@@ -397,8 +397,8 @@ impl Behind {
         let (send, mut receive) = unbounded_channel::<(Opened, Arc<Part>)>();
         let (store, push) = (store.clone(), push.clone());
         let task = tokio::spawn(async move {
-            // The store's own memory is bounded. Bytes that waited in it for the rest of a pack must
-            // not hold up the requests that bring this rest.
+            // The store's own memory is bounded. Bytes that waited in it for the rest of a pack
+            // must not hold up the requests that bring this rest.
             let mut blobs = stream::poll_fn(move |context| receive.poll_recv(context)).map(|(opened, _part)| opened);
             store.ingest_opened(&push, &mut blobs).await
         });
