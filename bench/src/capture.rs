@@ -125,20 +125,20 @@ fn floor(dir: &Path, bytes: u64) -> Result<f64> {
     Ok(took)
 }
 
-fn text(value: &Value) -> Result<String> {
+pub fn text(value: &Value) -> Result<String> {
     Ok(value.as_str().ok_or("no text")?.to_owned())
 }
 
-fn number(value: &Value) -> Result<u64> {
+pub fn number(value: &Value) -> Result<u64> {
     Ok(value.as_u64().ok_or("no number")?)
 }
 
-fn seconds(value: &Value) -> Result<f64> {
+pub fn seconds(value: &Value) -> Result<f64> {
     Ok(value.as_f64().ok_or("no seconds")?)
 }
 
 /// A program, killed when dropped.
-struct Running(Child);
+pub struct Running(Child);
 
 impl Drop for Running {
     fn drop(&mut self) {
@@ -148,13 +148,13 @@ impl Drop for Running {
 }
 
 /// An agent and the command that talks to it.
-struct Host {
+pub struct Host {
     dir: PathBuf,
     _agent: Running,
 }
 
 impl Host {
-    fn start(dir: &Path) -> Result<Self> {
+    pub fn start(dir: &Path) -> Result<Self> {
         let mut agent = Command::new(sibling("pf-agent")?)
             .args(["serve", "--log", "warn"])
             .args([Path::new("--data"), &dir.join("agent")])
@@ -169,7 +169,7 @@ impl Host {
         Ok(Self { dir: dir.to_owned(), _agent: agent })
     }
 
-    fn ask(&self, arguments: &[&str]) -> Result<Value> {
+    pub fn ask(&self, arguments: &[&str]) -> Result<Value> {
         let mut command = Command::new(sibling("pf")?);
         command.args(arguments).args(["--json", "--quiet"]).env("HOME", &self.dir).env("PF_AGENT_SOCKET", self.dir.join("agent.sock"));
         let output = command.stdin(Stdio::null()).output()?;
@@ -185,14 +185,14 @@ impl Host {
 }
 
 /// A reference engine.
-struct Engine {
+pub struct Engine {
     _running: Running,
     stdin: ChildStdin,
     stdout: BufReader<ChildStdout>,
 }
 
 impl Engine {
-    fn start(dir: &Path, name: &str) -> Result<Self> {
+    pub fn start(dir: &Path, name: &str) -> Result<Self> {
         let mut child = Command::new(sibling("pf-kv")?)
             .args(["serve", "--model", "smollm2", "--blocks", "1024", "--name", name])
             .args([Path::new("--agent"), &dir.join("engines.sock")])
@@ -208,12 +208,12 @@ impl Engine {
         Ok(engine)
     }
 
-    fn say(&mut self, command: &Value) -> Result<()> {
+    pub fn say(&mut self, command: &Value) -> Result<()> {
         writeln!(self.stdin, "{command}")?;
         Ok(self.stdin.flush()?)
     }
 
-    fn expect(&mut self, name: &str) -> Result<Value> {
+    pub fn expect(&mut self, name: &str) -> Result<Value> {
         loop {
             let mut line = String::new();
             if self.stdout.read_line(&mut line)? == 0 {

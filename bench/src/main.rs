@@ -8,6 +8,7 @@
 //! requests  requests whose time must not grow with the store              micro/requests
 //! codecs    encode, decode and ratio of the tensor codecs                 codecs
 //! capture   how long an engine is paused, and how many bytes move         capture
+//! restore   restores of pages that a host lacks, beside a pull before     restore
 //! gc        cost of collection by size of the store, and beside pushes    gc/*
 //! replicas  one registry against three on one database and storage        replicas
 //! scale     fleets, from costs measured in the same run                   scale/*
@@ -30,6 +31,7 @@ mod micro;
 mod pack;
 mod replicas;
 mod report;
+mod restore;
 mod runner;
 mod scale;
 mod tune;
@@ -67,6 +69,8 @@ enum Command {
     Codecs(codecs::Args),
     /// Capture and restore of an engine, by length of the session
     Capture(capture::Args),
+    /// Restores of pages that a host lacks, from a registry on this machine
+    Restore(restore::Args),
     /// Collection: the same garbage in stores of different sizes, and pushes beside it
     Gc(gc::Args),
     /// One registry process against three on the same database and storage
@@ -87,6 +91,7 @@ fn main() -> ExitCode {
         Command::Requests(args) => micro::requests::run(&args),
         Command::Codecs(args) => codecs::run(&args),
         Command::Capture(args) => capture::run(&args),
+        Command::Restore(args) => restore::run(&args),
         Command::Gc(args) => gc::run(&args),
         Command::Replicas(args) => replicas::run(&args),
         Command::Scale(args) => scale::run(&args),

@@ -8,9 +8,10 @@ use crate::llama::Llamas;
 use crate::priority::Priority;
 use crate::pushes::Pushes;
 use crate::rate::Rate;
-use crate::restore::{Resumes, Searches, Staged};
+use crate::restore::{Passages, Resumes, Searches, Staged};
 use crate::saves::Saves;
 use crate::upkeep;
+use pfr_client::Flight;
 use pfr_store::{Schedule, Store};
 use rustix::fs::{FlockOperation, flock};
 use std::fs::File;
@@ -30,6 +31,8 @@ struct Inner {
     staged: Staged,
     resumes: Resumes,
     searches: Searches,
+    passages: Passages,
+    flight: Flight,
     saves: Saves,
     rate: Rate,
     pull_rate: Rate,
@@ -56,6 +59,7 @@ impl Agent {
         let jobs = Jobs::open(&config, store.clone()).await?;
         let engines = Engines::new(&config);
         let llamas = Llamas::open(&config, engines.ring())?;
+        let flight = Flight::new(config.restore_bytes);
         Ok(Self(Arc::new(Inner {
             config,
             store,
@@ -65,6 +69,8 @@ impl Agent {
             staged: Staged::default(),
             resumes: Resumes::default(),
             searches: Searches::default(),
+            passages: Passages::default(),
+            flight,
             saves: Saves::default(),
             rate: Rate::default(),
             pull_rate: Rate::default(),
@@ -119,6 +125,17 @@ impl Agent {
     /// Look-ups of automatic mode.
     pub(crate) fn searches(&self) -> &Searches {
         &self.0.searches
+    }
+
+    /// Restores whose blobs come from a registry.
+    pub(crate) fn passages(&self) -> &Passages {
+        &self.0.passages
+    }
+
+    /// The budget for bytes in flight between registries and engines.
+    #[must_use]
+    pub fn flight(&self) -> &Flight {
+        &self.0.flight
     }
 
     /// Saves that requests asked for.

@@ -41,6 +41,8 @@ pub struct Config {
     pub token_over_http: bool,
     /// Bytes of host memory that pages in flight may take. Default 256 MiB.
     pub ring_bytes: u64,
+    /// Bytes of host memory for pages that restores have asked a registry for. Default 256 MiB.
+    pub restore_bytes: u64,
     /// Time that an engine may take to answer a call. Default 30 s.
     pub engine_timeout: Duration,
     /// Time that an engine may stay paused; then it goes on by itself and the capture fails.
@@ -108,6 +110,11 @@ pub struct Overrides {
     /// page must fit.
     #[arg(long, env = "PF_AGENT_RING_BYTES", value_name = "SIZE")]
     pub ring_bytes: Option<ByteSize>,
+    /// Bytes of host memory for pages that restores have asked a registry for and not yet handed to
+    /// the engine and the local store, of all restores together, at least 65536 [default:
+    /// 268435456]. Half of it is for the pages as they come.
+    #[arg(long, env = "PF_AGENT_RESTORE_BYTES", value_name = "SIZE")]
+    pub restore_bytes: Option<ByteSize>,
     /// Seconds that an engine may take to answer a call [default: 30].
     #[arg(long, env = "PF_AGENT_ENGINE_TIMEOUT", value_name = "S")]
     pub engine_timeout: Option<u64>,
@@ -198,6 +205,7 @@ impl Config {
             stored_tokens: StoredTokens::default(),
             token_over_http: false,
             ring_bytes: 256 << 20,
+            restore_bytes: 256 << 20,
             engine_timeout: Duration::from_secs(30),
             pause_limit: Duration::from_secs(60),
             push_retry: Duration::from_secs(1),
@@ -236,6 +244,7 @@ impl Config {
         config.stored_tokens = StoredTokens::of(dirs);
         config.token_over_http = given.token_over_http.unwrap_or(false);
         config.ring_bytes = given.ring_bytes.map_or(config.ring_bytes, |size| size.0);
+        config.restore_bytes = given.restore_bytes.map_or(config.restore_bytes, |size| size.0);
         config.engine_timeout = given.engine_timeout.map_or(config.engine_timeout, Duration::from_secs);
         config.pause_limit = given.pause_limit.map_or(config.pause_limit, Duration::from_secs);
         config.push_retry = given.push_retry_ms.map_or(config.push_retry, Duration::from_millis);
@@ -255,6 +264,10 @@ impl Config {
         if self.ring_bytes < LEAST_RING {
             let found = self.ring_bytes;
             return Err(Error::Invalid(format!("ring-bytes is {found}; the least is {LEAST_RING}, for a page of an engine must fit")));
+        }
+        if self.restore_bytes < LEAST_RING {
+            let found = self.restore_bytes;
+            return Err(Error::Invalid(format!("restore-bytes is {found}; the least is {LEAST_RING}")));
         }
         let zero = [
             ("engine-timeout", self.engine_timeout.is_zero()),

@@ -10,7 +10,8 @@
 //! buffers, never by its pages. Both directions can be cut at any point and run again: frames that
 //! arrived are not moved twice.
 //!
-//! [`Remote`] is the registry's `/v1` with retries; [`push()`] and [`pull()`] are built on it;
+//! [`Remote`] is the registry's `/v1` with retries; [`push()`] and [`pull()`] are built on it, and
+//! [`Passage`], which hands the blobs of a snapshot to a reader with the local store behind it;
 //! [`Directory`] is the interchange form on disk; [`export`] makes one artifact of a
 //! snapshot, for other registries, buckets and files; [`AgentClient`] asks the capture agent of this
 //! host; [`Progress`] is for progress bars.
@@ -53,7 +54,7 @@ pub use ancestors::nth_ancestor;
 pub use directory::Directory;
 pub use error::{Error, Result};
 pub use progress::{Phase, Progress};
-pub use pull::{Destination, Lacking, PullReport, lacking, look_up, pull, pull_found};
+pub use pull::{Arrivals, Destination, Flight, Lacking, Passage, PullReport, Way, lacking, look_up, pull, pull_found};
 pub use push::{PushReport, PushTarget, Source, push, push_into_store};
 pub use remote::{
     BoxFrames, Brake, Distrust, Entry, EventFilter, Events, Followed, OnRetry, PageOf, Remote, RemoteOptions, Retrying, VIA, all_pages,

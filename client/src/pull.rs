@@ -10,10 +10,15 @@
 //! what it lists is there.
 
 pub(crate) mod fetch;
+mod flight;
 mod into_directory;
 mod into_store;
+mod passage;
 mod publish;
 mod writer;
+
+pub use flight::Flight;
+pub use passage::{Arrivals, Passage, Way};
 
 use crate::boxed;
 use crate::error::Result;

@@ -43,9 +43,25 @@ pub struct EngineInfo {
     /// Snapshots that lie ready for its requests.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub staged: Vec<StagedInfo>,
+    /// Restores under way whose pages come from a registry.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub restoring: Vec<RestoringInfo>,
     /// Outcomes of requests that belong to no particular snapshot, each with its count.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub outcomes: BTreeMap<Taking, u64>,
+}
+
+/// How far a restore is whose pages come from a registry.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RestoringInfo {
+    /// The snapshot, as it was asked for.
+    pub reference: String,
+    /// The snapshot.
+    pub digest: Digest,
+    /// Raw bytes that the engine needs and the agent's store lacks.
+    pub bytes_total: u64,
+    /// Those of them that have come and were verified.
+    pub bytes_verified: u64,
 }
 
 /// A snapshot that lies ready for requests of an engine.
@@ -285,6 +301,10 @@ pub struct RestoreRequest {
     /// Take it from the local store only.
     #[serde(default)]
     pub local: bool,
+    /// Add nothing to the agent's store: what it lacks passes from the registry to the engine. Only
+    /// for engines that take a sequence at any time.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub no_store: bool,
     /// The slot of a `llama-server` to restore into; an empty one if left out. Other engines name
     /// the sequence themselves.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -319,6 +339,9 @@ pub struct RestoreReport {
     pub pages: u64,
     /// Bytes of frames fetched from the registry.
     pub bytes_pulled: u64,
+    /// Whether the snapshot is in the agent's store.
+    #[serde(default)]
+    pub in_store: Stored,
     /// Raw bytes written to the engine's memory.
     pub bytes_written: u64,
     /// State tensors whose value was recomputed.
@@ -335,6 +358,19 @@ pub struct RestoreReport {
     pub oracle: bool,
     /// Wall time in seconds.
     pub total_seconds: f64,
+}
+
+/// Whether a snapshot that was restored is in the agent's store.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Stored {
+    /// It is complete there.
+    #[default]
+    Here,
+    /// It is completed there in the background: the engine has its state already.
+    Behind,
+    /// Nothing was added: the request said so.
+    Not,
 }
 
 /// A state tensor that was converted to the form of the engine's slot. Its value hash is the same

@@ -8,19 +8,23 @@ use crate::boxed;
 use crate::error::{Error, Result};
 use crate::live::LivePush;
 use crate::metadata::NewContainer;
+use crate::opened::Opened;
 use crate::packs::PackWriter;
-use crate::verify::{Incoming, Step, Verifier, Whole};
+use crate::verify::{Incoming, Step, Verifier, WHOLE_MAX, Whole};
 use bytes::Bytes;
-use futures::{Stream, TryStreamExt as _};
+use futures::{Stream, StreamExt as _, TryStreamExt as _};
 use pfr_schema::container::Child;
 use pfr_schema::frame::Header;
 use pfr_schema::{Container, Digest, Kind, Limits};
 use source::{Read, Source, Wanted};
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
+use std::time::Duration;
 
 /// Memory for one frame's entry until its pack is indexed, in bytes.
 const ENTRY: u64 = 512;
+/// Time after which a wait for the next blob looks at leases.
+const TICK: Duration = Duration::from_secs(1);
 const NO_LARGE: &str = "the registry is busy with other large documents";
 
 /// The counts of an ingested stream.
@@ -56,7 +60,26 @@ impl Store {
         self.ingest_stream(push, &mut stream.map_err(|e| Error::Input(e.to_string()))).await
     }
 
-    /// The same; errors of the stream are those of the upload.
+    /// Takes in blobs that were verified when they were opened, and does not hash them again.
+    /// Returns when all of them are durable and indexed. Holds the part of a pack that is being
+    /// written.
+    ///
+    /// # Errors
+    /// [`Error::PushUnknown`], [`Error::Full`], [`Error::Unavailable`]. Packs that were complete
+    /// stay stored under the session's lease.
+    #[boxed]
+    pub async fn ingest_opened(&self, push: &LivePush, blobs: &mut (dyn Stream<Item = Opened> + Send + Unpin)) -> Result<Ingested> {
+        let mut ingest = Ingest { store: self, push: push.clone(), pack: None, done: Ingested::default() };
+        match ingest.take_opened(blobs).await {
+            Ok(()) => Ok(ingest.done),
+            Err(error) => {
+                ingest.abandon().await;
+                Err(error)
+            }
+        }
+    }
+
+    /// The same as [`Store::ingest`]; errors of the stream are those of the upload.
     #[boxed]
     pub(crate) async fn ingest_stream(
         &self,
@@ -156,6 +179,26 @@ impl Ingest<'_> {
         }
     }
 
+    async fn take_opened(&mut self, blobs: &mut (dyn Stream<Item = Opened> + Send + Unpin)) -> Result<()> {
+        loop {
+            let Ok(next) = tokio::time::timeout(TICK, blobs.next()).await else {
+                self.stay_alive().await?;
+                continue;
+            };
+            let Some(Opened { header, payload, checksum, .. }) = next else { return self.close_pack().await };
+            self.stay_alive().await?;
+            if header.stored_len.max(header.raw_len) <= WHOLE_MAX {
+                self.take_whole(header, None, payload, checksum).await?;
+                continue;
+            }
+            self.take(Incoming::Begin(header)).await?;
+            for piece in payload {
+                self.take(Incoming::Piece(piece)).await?;
+            }
+            self.take(Incoming::Finish { checksum }).await?;
+        }
+    }
+
     /// Gives the place back, once everything complete was handed on; false if there is too much to
     /// hold without it.
     async fn leave<S>(&mut self, source: &mut Source<'_, S>, frames: &Verifier) -> std::result::Result<bool, Fault>
@@ -191,18 +234,8 @@ impl Ingest<'_> {
     async fn take(&mut self, item: Incoming) -> Result<()> {
         match item {
             Incoming::Whole(whole) => {
-                self.count(&whole.header);
-                let name = (whole.header.digest, whole.header.kind);
-                if self.pack.as_ref().is_some_and(|open| open.holds.contains(&name)) {
-                    return Ok(());
-                }
-                let container = references(&whole, &self.store.options.limits)?;
-                self.begin_frame(whole.header, container).await?;
-                self.open()?.holds.insert(name);
-                for piece in whole.payload {
-                    self.open()?.writer.append(piece).await?;
-                }
-                self.end_frame(whole.checksum).await
+                let container = if self.holds(&whole.header) { None } else { references(&whole, &self.store.options.limits)? };
+                self.take_whole(whole.header, container, whole.payload, whole.checksum).await
             }
             Incoming::Begin(header) => {
                 // A blob larger than a pack gets one of its own.
@@ -218,6 +251,24 @@ impl Ingest<'_> {
                 self.end_frame(checksum).await
             }
         }
+    }
+
+    async fn take_whole(&mut self, header: Header, container: Option<NewContainer>, payload: Vec<Bytes>, checksum: u32) -> Result<()> {
+        self.count(&header);
+        if self.holds(&header) {
+            return Ok(());
+        }
+        self.begin_frame(header, container).await?;
+        self.open()?.holds.insert((header.digest, header.kind));
+        for piece in payload {
+            self.open()?.writer.append(piece).await?;
+        }
+        self.end_frame(checksum).await
+    }
+
+    /// Whether the pack that is open holds a blob.
+    fn holds(&self, header: &Header) -> bool {
+        self.pack.as_ref().is_some_and(|open| open.holds.contains(&(header.digest, header.kind)))
     }
 
     fn open(&mut self) -> Result<&mut Open> {

@@ -114,10 +114,7 @@ impl Check {
         let (position, digest) = (self.position, self.header.digest);
         let error = |source| Error::Frame { position, digest, source };
         if self.checksum != checksum {
-            return Err(error(FormatError::Frame {
-                position,
-                reason: "the payload does not match its checksum: it was damaged on the disk or on the way".into(),
-            }));
+            return Err(error(damaged(position)));
         }
         self.decoder.finish().map_err(error)?;
         let found = self.hasher.finish();
@@ -126,6 +123,12 @@ impl Check {
         }
         Ok(())
     }
+}
+
+/// A payload that does not have its checksum.
+pub(crate) fn damaged(position: u64) -> FormatError {
+    let reason = "the payload does not match its checksum: it was damaged on the disk or on the way".into();
+    FormatError::Frame { position, reason }
 }
 
 /// Verifies a stream of frames that ends with an end mark; yields them in order.

@@ -29,6 +29,7 @@ fn listed(agent: &Agent) -> Vec<EngineInfo> {
     let mut engines = agent.engines().list();
     for info in &mut engines {
         (info.staged, info.outcomes) = agent.staged().info(&info.engine);
+        info.restoring = agent.passages().info(&info.engine);
     }
     engines.extend(agent.llamas().list());
     engines.sort_by(|a, b| a.engine.cmp(&b.engine));

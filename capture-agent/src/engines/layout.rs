@@ -12,6 +12,8 @@ use std::sync::Arc;
 pub struct Group {
     /// As registered, checked.
     pub layout: GroupLayout,
+    /// Its position among the groups of the registration: the order in which layers are needed.
+    pub place: usize,
     /// The memory of each component.
     components: Vec<Arc<dyn PageMemory>>,
     /// The memory of each state.
@@ -90,10 +92,10 @@ pub(super) fn resolve(register: &Register, memories: &[Arc<dyn PageMemory>]) -> 
         at.map(|at| Arc::clone(&memories[at])).ok_or_else(|| broke(format!("no memory {:?}", part.memory)))
     };
     let mut groups = Vec::with_capacity(register.groups.len());
-    for layout in &register.groups {
+    for (place, layout) in register.groups.iter().enumerate() {
         let components = layout.components.iter().filter_map(|c| c.parts.first()).map(find).collect::<Result<_>>()?;
         let states = layout.states.iter().map(|state| find(&state.part)).collect::<Result<_>>()?;
-        groups.push(Group { layout: layout.clone(), components, states });
+        groups.push(Group { layout: layout.clone(), place, components, states });
     }
     groups.sort_by(|a, b| a.layout.name.cmp(&b.layout.name));
     Ok(groups)

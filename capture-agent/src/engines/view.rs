@@ -156,6 +156,7 @@ impl Shared {
             snapshots: self.snapshots.load(Ordering::Relaxed),
             restores: self.restores.load(Ordering::Relaxed),
             staged: Vec::new(),
+            restoring: Vec::new(),
             outcomes: BTreeMap::new(),
         }
     }

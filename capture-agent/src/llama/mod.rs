@@ -220,6 +220,7 @@ impl Llama {
             snapshots: 0,
             restores: 0,
             staged: Vec::new(),
+            restoring: Vec::new(),
             outcomes: BTreeMap::new(),
         });
         EngineInfo { state, ..info }

@@ -1,6 +1,7 @@
-//! A snapshot's documents, read from the local store; lists of pages only when the plan has found
-//! that they fit.
+//! A snapshot's documents, read from the local store or on their way to it; lists of pages only
+//! when the plan has found that they fit.
 
+use super::source::Source;
 use crate::engines::MAX_LOGITS;
 use crate::error::Result;
 use pfr_schema::checkpoint::{self, Checkpoint};
@@ -10,12 +11,13 @@ use pfr_schema::shards::Shards;
 use pfr_schema::snapshot::{Manifest, SnapshotConfig};
 use pfr_schema::tree::PageTree;
 use pfr_schema::{Digest, FormatError, json, media_type};
-use pfr_store::Store;
 
 /// What a snapshot says of itself.
 #[derive(Debug)]
 pub(super) struct Documents {
     pub digest: Digest,
+    /// Where its blobs are read from.
+    pub source: Source,
     pub config: SnapshotConfig,
     /// Each tree with the digests of its pages: page by page, component by component.
     pub trees: Vec<(PageTree, Vec<Digest>)>,
@@ -31,19 +33,19 @@ pub(super) struct Documents {
 }
 
 impl Documents {
-    pub async fn read(store: &Store, digest: Digest, reshard: bool) -> Result<Self> {
-        let limits = &store.options().limits;
-        let manifest = store.manifest(&digest).await?;
+    pub async fn read(source: &Source, digest: Digest, reshard: bool) -> Result<Self> {
+        let limits = source.limits();
+        let manifest = manifest(source, &digest).await?;
         if !manifest.is_snapshot() {
             return Err(field("$.artifactType", media_type::SNAPSHOT, format!("{:?}", manifest.artifact_type)).into());
         }
-        let config = SnapshotConfig::parse(&store.read(&manifest.config.digest).await?, limits)?;
+        let config = SnapshotConfig::parse(&source.read(&manifest.config.digest).await?, limits)?;
         let mut trees = Vec::new();
         for layer in manifest.layers_of(media_type::TREE) {
-            let tree = PageTree::parse(&store.read(&layer.digest).await?, limits)?;
+            let tree = PageTree::parse(&source.read(&layer.digest).await?, limits)?;
             let mut digests = Vec::new();
             for (run, shape) in tree.run_shapes() {
-                let run = Run::parse(&store.read(&run).await?, limits)?;
+                let run = Run::parse(&source.read(&run).await?, limits)?;
                 if run.shape() != shape {
                     return Err(field("a run", format!("{shape:?}"), format!("{:?}", run.shape())).into());
                 }
@@ -53,22 +55,30 @@ impl Documents {
         }
         let mut checkpoints = Vec::new();
         for layer in manifest.layers_of(media_type::CHECKPOINT) {
-            let checkpoint = Checkpoint::parse(&store.read(&layer.digest).await?, limits)?;
+            let checkpoint = Checkpoint::parse(&source.read(&layer.digest).await?, limits)?;
             checkpoints.push((checkpoint::rank(layer)?, checkpoint));
         }
         let tokens = match only(&manifest, media_type::TOKENS)? {
-            Some(digest) => Some(tokens(&store.read(&digest).await?)?),
+            Some(digest) => Some(tokens(&source.read(&digest).await?)?),
             None => None,
         };
         let oracle = match only(&manifest, media_type::ORACLE)? {
-            Some(digest) => Some(oracle(&store.read(&digest).await?)?),
+            Some(digest) => Some(oracle(&source.read(&digest).await?)?),
             None => None,
         };
         let shards = match only(&manifest, media_type::SHARDS)? {
-            Some(digest) => Some(Shards::parse(&store.read(&digest).await?, limits)?),
+            Some(digest) => Some(Shards::parse(&source.read(&digest).await?, limits)?),
             None => None,
         };
-        Ok(Self { digest, config, trees, checkpoints, tokens, oracle, shards, reshard })
+        Ok(Self { digest, source: source.clone(), config, trees, checkpoints, tokens, oracle, shards, reshard })
+    }
+}
+
+/// The manifest of a snapshot.
+async fn manifest(source: &Source, digest: &Digest) -> Result<Manifest> {
+    match source {
+        Source::Store(store) => Ok(store.manifest(digest).await?),
+        Source::Registry { .. } => Ok(Manifest::parse(&source.read(digest).await?, source.limits())?),
     }
 }
 

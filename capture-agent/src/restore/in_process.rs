@@ -1,7 +1,8 @@
 //! Restores for engines in this process. They name a snapshot and hand over blocks. The steps are
 //! those of engines on the socket, for all ranks at once.
 
-use super::{Destination, Fitting, documents::Documents, note, plan::Plan, prove, prove::Values, report};
+use super::source::Through;
+use super::{Destination, Fitting, Written, documents::Documents, must_be_stored, note, plan::Plan, prove, prove::Values, report};
 use crate::Agent;
 use crate::copies::Gate;
 use crate::error::Result;
@@ -31,8 +32,10 @@ impl Prepared {
     pub async fn make(agent: &Agent, engine: &str, request: &RestoreRequest) -> Result<Self> {
         let started = Instant::now();
         let prepare = async {
-            let Fitting { documents, plan, bytes_pulled, .. } = agent.fitting(engine, request).await?;
-            let values = prove::all(agent.store(), &plan).await?;
+            must_be_stored(request, || format!("engine {engine:?} hands over its blocks when all of the state is proven"))?;
+            let Fitting { documents, plan, found, .. } = agent.fitting(engine, request, Through::Store).await?;
+            let values = prove::all(&documents.source, &plan).await?;
+            let bytes_pulled = found.bytes_pulled();
             let (engine, reference) = (engine.to_owned(), request.reference.clone());
             Ok(Self { engine, reference, documents, plan, values, bytes_pulled, started })
         };
@@ -76,7 +79,7 @@ impl Prepared {
         let fill = async {
             let engine = agent.engines().get(&self.engine)?;
             let into = Destination { ranks: 0..engine.world(), position: Some(self.plan.boundary), blocks, kept: 0, after };
-            let bytes_written = super::fill(agent, &engine, &self.documents, into, gate).await?;
+            let Written { bytes: bytes_written, .. } = super::fill(agent, &engine, &self.documents, into, gate).await?;
             engine.set_parent(sequence, self.documents.digest);
             engine.count_restore();
             let (bytes_pulled, total_seconds) = (self.bytes_pulled, self.started.elapsed().as_secs_f64());

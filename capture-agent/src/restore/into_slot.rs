@@ -3,7 +3,8 @@
 
 use super::documents::{Documents, field};
 use super::plan::{self, Plan};
-use super::{Destination, fill, prove, report, source};
+use super::source::Through;
+use super::{Destination, Written, fill, must_be_stored, prove, report, source};
 use crate::Agent;
 use crate::copies::Gate;
 use crate::error::{Error, Result};
@@ -18,14 +19,15 @@ impl Agent {
         if request.position.is_some() {
             return Err(Error::Invalid("a slot of a llama-server is restored at the end of a snapshot only".into()));
         }
+        must_be_stored(request, || "the file of a slot is made when the whole state is proven".into())?;
         if !request.local {
             // The contract is checked before the pull, by what the server says now. A server that
             // cannot be asked refuses below.
             drop(llama.begin_restore().await);
         }
-        let found = source::find(self, llama.name(), request).await?;
+        let found = source::find(self, llama.name(), request, Through::Store).await?;
         self.tidy();
-        let documents = Documents::read(self.store(), found.digest, false).await?;
+        let documents = Documents::read(&found.source, found.digest, false).await?;
         let turn = llama.begin_restore().await?;
         let (deployment, fingerprint) = llama.deployment();
         plan::fingerprint(&deployment, &[], fingerprint, &documents)?;
@@ -34,14 +36,14 @@ impl Agent {
         // From here as for an engine with memory; the gate deletes the file.
         let gate = Gate::new(laid_out);
         let plan = Plan::make(&engine, &documents)?;
-        let values = prove::states(self.store(), &plan).await?;
+        let values = prove::states(&documents.source, &plan).await?;
         let into = Destination { ranks: 0..1, position: None, blocks: &blocks, kept: 0, after: None };
-        let bytes_written = fill(self, &engine, &documents, into, &gate).await?;
+        let Written { bytes: bytes_written, .. } = fill(self, &engine, &documents, into, &gate).await?;
         let laid_out = gate.take().ok_or_else(|| Error::Internal("a copy is in flight after the last".into()))?;
         let slot = laid_out.activate(&saved).await?;
         engine.set_parent(&slot, documents.digest);
         engine.count_restore();
-        let (bytes_pulled, total_seconds) = (found.bytes_pulled, started.elapsed().as_secs_f64());
+        let (bytes_pulled, total_seconds) = (found.bytes_pulled(), started.elapsed().as_secs_f64());
         let report = report(&engine, documents.digest, &plan, values);
         Ok(RestoreReport { sequence: Some(slot), bytes_written, bytes_pulled, total_seconds, ..report })
     }
@@ -54,7 +56,7 @@ impl Agent {
         let mut tensors = documents.checkpoints.iter().flat_map(|(_, checkpoint)| &checkpoint.tensors);
         let head = tensors.find(|tensor| tensor.name == HEAD);
         let head = head.ok_or_else(|| field("checkpoint.tensors", format!("a tensor {HEAD:?}"), "none"))?;
-        let mut blobs = super::blobs::Blobs::open(self.store(), vec![head.payload_hash]).await?;
+        let mut blobs = documents.source.blobs(vec![head.payload_hash]).await?;
         Ok((blobs.next(&head.payload_hash).await?, saved))
     }
 }

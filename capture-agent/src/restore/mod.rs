@@ -3,6 +3,8 @@
 //! ```text
 //! contract: every check that needs no frame ─▶ source: registry or local store ─▶ documents ─▶ plan: every check that needs no bytes ─▶ prove: state tensors
 //!    engines that take sequences: allocate ─▶ write ─▶ live: hash in place, values ─▶ oracle ─▶ activate
+//!       blobs that this host lacks are written as they come from the registry, each verified and
+//!       proven before that; the local store is filled behind them, or not at all
 //!    engines that ask (on_request): prove pages, keep ready, tell ─▶ match ─▶ fill: write ─▶ live
 //!       their requests may name the snapshot (resume), or the agent looks for one (automatic)
 //!    engines in this process (in_process): prove pages ─▶ fill: write ─▶ live
@@ -36,6 +38,7 @@ mod write;
 pub use automatic::Searches;
 pub(crate) use in_process::Prepared;
 pub use resume::Resumes;
+pub use source::Passages;
 pub use staged::Staged;
 
 use crate::Agent;
@@ -45,14 +48,16 @@ use crate::error::{Error, Result};
 use crate::metrics as names;
 use documents::Documents;
 use pfr_schema::Digest;
-use pfr_schema::agent::{Converted, RestoreReport, RestoreRequest};
+use pfr_schema::agent::{Converted, RestoreReport, RestoreRequest, Stored};
 use pfr_schema::engine::{Allocate, Verb};
 use plan::{Origin, Plan, Stated};
 use prove::Values;
+use source::{Found, Through};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
+use write::Written;
 
 impl Agent {
     /// Restores a snapshot into an engine; into one that asks for state itself, keeps it ready for
@@ -84,40 +89,67 @@ impl Agent {
                 "requests of engine {name:?} resume at the last position that they share with the snapshot; none can be given"
             )));
         }
+        if engine.serves(Verb::Allocate) {
+            return self.restore_sequence(name, request, started).await;
+        }
+        must_be_stored(request, || format!("engine {name:?} takes state when a request comes"))?;
         // Until the tokens are known, any request may match.
-        let expected = (!engine.serves(Verb::Allocate)).then(|| Staged::expect(self, name));
-        let Fitting { engine, documents, plan, bytes_pulled } = self.fitting(name, request).await?;
-        let mut done = if engine.serves(Verb::Allocate) {
-            drop(expected);
-            let _taken = engine.take("a restore")?;
-            let values = prove::states(self.store(), &plan).await?;
-            let done = self.write_sequence(&engine, &documents, &plan, values).await?;
-            engine.count_restore();
-            done
-        } else {
-            // It counts when a request takes it.
-            Staged::stage(self, &engine, Arc::clone(&documents), &plan, expected).await?
-        };
-        done.bytes_pulled = bytes_pulled;
+        let expected = Some(Staged::expect(self, name));
+        let Fitting { engine, documents, plan, found } = self.fitting(name, request, Through::Store).await?;
+        // It counts when a request takes it.
+        let mut done = Staged::stage(self, &engine, Arc::clone(&documents), &plan, expected).await?;
+        done.bytes_pulled = found.bytes_pulled();
         done.total_seconds = started.elapsed().as_secs_f64();
         Ok(done)
     }
 
-    /// Pulls a snapshot and runs all checks that need no page.
-    async fn fitting(&self, name: &str, request: &RestoreRequest) -> Result<Fitting> {
-        self.engines().get(name)?;
-        let found = source::find(self, name, request).await?;
-        self.tidy();
-        // The engine may have reconnected during the pull.
-        let engine = self.engines().get(name)?;
-        let documents = Arc::new(Documents::read(self.store(), found.digest, request.reshard).await?);
-        let plan = Plan::make(&engine, &documents)?;
-        let position = request.position.unwrap_or(plan.boundary);
-        let plan = Arc::new(plan.upto(&engine, position)?);
-        Ok(Fitting { engine, documents, plan, bytes_pulled: found.bytes_pulled })
+    /// Restores into an engine that takes a sequence at once.
+    async fn restore_sequence(&self, name: &str, request: &RestoreRequest, started: Instant) -> Result<RestoreReport> {
+        let Fitting { engine, documents, plan, found } = self.fitting(name, request, Through::Engine).await?;
+        let shown = source::show(self, name, &request.reference, &found.source);
+        let restore = async {
+            let _taken = engine.take("a restore")?;
+            let values = proven_ahead(&documents, &plan).await?;
+            let done = self.write_sequence(&engine, &documents, &plan, values).await?;
+            engine.count_restore();
+            Ok(done)
+        };
+        let mut done = found.or_close(restore.await).await?;
+        drop(shown);
+        done.bytes_pulled = found.bytes_pulled();
+        done.in_store = found.stored();
+        done.total_seconds = started.elapsed().as_secs_f64();
+        found.complete(self).await;
+        Ok(done)
     }
 
-    async fn write_sequence(&self, engine: &Engine, documents: &Documents, plan: &Arc<Plan>, values: Values) -> Result<RestoreReport> {
+    /// Finds a snapshot and runs all checks that need no page.
+    async fn fitting(&self, name: &str, request: &RestoreRequest, through: Through) -> Result<Fitting> {
+        self.engines().get(name)?;
+        let found = source::find(self, name, request, through).await?;
+        self.tidy();
+        let fitting = async {
+            // The engine may have reconnected during the pull.
+            let engine = self.engines().get(name)?;
+            let documents = Arc::new(Documents::read(&found.source, found.digest, request.reshard).await?);
+            let plan = Plan::make(&engine, &documents)?;
+            let position = request.position.unwrap_or(plan.boundary);
+            let plan = Arc::new(plan.upto(&engine, position)?);
+            Ok((engine, documents, plan))
+        };
+        let (engine, documents, plan) = found.or_close(fitting.await).await?;
+        Ok(Fitting { engine, documents, plan, found })
+    }
+
+    /// `values` says how state tensors were proven; those that are proven as they are written add
+    /// to it.
+    async fn write_sequence(
+        &self,
+        engine: &Engine,
+        documents: &Documents,
+        plan: &Arc<Plan>,
+        values: Option<Values>,
+    ) -> Result<RestoreReport> {
         let Plan { tokens, boundary, key, .. } = &**plan;
         let (salt, adapter, sampling) = (key.salt.clone(), key.adapter.clone(), documents.config.sampling.clone());
         let what = Allocate { tokens: tokens.clone(), boundary: *boundary, salt, adapter, sampling };
@@ -125,23 +157,47 @@ impl Agent {
         let (sequence, blocks) = (allocation.sequence().to_owned(), allocation.blocks().clone());
         let gate = Gate::new(allocation);
         let into = Destination { ranks: 0..engine.world(), position: Some(*boundary), blocks: &blocks, kept: 0, after: None };
-        let bytes_written = fill(self, engine, documents, into, &gate).await?;
+        let Written { bytes: bytes_written, values: as_written } = fill(self, engine, documents, into, &gate).await?;
         // Sums over other ranks differ in low-order bits, and the logits with them.
         let logits = documents.oracle.as_ref().filter(|_| plan.resharded.is_none() && plan.is_end());
         let oracle = oracle::check(engine, &sequence, logits).await?;
         let allocation = gate.take().ok_or_else(|| Error::Internal("a copy is in flight after the last".into()))?;
         let sequence = allocation.activate().await?;
         engine.set_parent(&sequence, documents.digest);
-        Ok(RestoreReport { sequence: Some(sequence), bytes_written, oracle, ..report(engine, documents.digest, plan, values) })
+        Ok(RestoreReport {
+            sequence: Some(sequence),
+            bytes_written,
+            oracle,
+            ..report(engine, documents.digest, plan, values.unwrap_or(as_written))
+        })
     }
 }
 
-/// A snapshot that lies in the local store and fits an engine.
+/// Proves state tensors before blocks are allocated; `None` if they are proven as they are written,
+/// because their blobs pass only once. Those that are cut anew are compared with each other first,
+/// so their blobs are read twice.
+async fn proven_ahead(documents: &Documents, plan: &Plan) -> Result<Option<Values>> {
+    if documents.source.passes() && plan.resharded.is_none() {
+        return Ok(None);
+    }
+    prove::states(&documents.source, plan).await.map(Some)
+}
+
+/// Refuses a restore by the local store where the snapshot has to lie there.
+fn must_be_stored(request: &RestoreRequest, why: impl FnOnce() -> String) -> Result<()> {
+    if request.no_store && !request.local {
+        let reason = why();
+        return Err(Error::Invalid(format!("{reason}: until then the snapshot lies in this host's store; restore it without --no-store")));
+    }
+    Ok(())
+}
+
+/// A snapshot that fits an engine.
 struct Fitting {
     engine: Engine,
     documents: Arc<Documents>,
     plan: Arc<Plan>,
-    bytes_pulled: u64,
+    found: Found,
 }
 
 /// Blocks of an engine for a snapshot.
@@ -157,14 +213,14 @@ struct Destination<'a> {
     after: Option<[u8; 64]>,
 }
 
-/// Writes the snapshot's pages into blocks, and verifies them in place. Returns the bytes written.
+/// Writes the snapshot's pages into blocks, and verifies them in place.
 async fn fill<T: Send + 'static>(
     agent: &Agent,
     engine: &Engine,
     documents: &Documents,
     Destination { ranks, position, blocks, kept, after }: Destination<'_>,
     gate: &Gate<T>,
-) -> Result<u64> {
+) -> Result<Written> {
     if agent.engines().copies().is_closed() {
         return Err(Error::Ended);
     }
@@ -178,8 +234,8 @@ async fn fill<T: Send + 'static>(
     engine.check_blocks(plan.boundary, blocks)?;
     let (mut places, mut shared) = place::Places::of(engine, &plan, ranks, blocks).split(kept);
     places.claim(gate, agent.staged().claims())?;
-    let written = write::write(agent, &mut places, after, gate).await?;
-    write::name(agent, &mut shared).await?;
+    let written = write::write(agent, &documents.source, &mut places, after, gate).await?;
+    write::name(&documents.source, &mut shared).await?;
     // Writing has waited for the engine's event, so its own blocks are at rest too.
     live::check(agent, &Arc::new(shared)).await.map_err(|error| match error {
         Error::Live { what, .. } => Error::Kept { what },
@@ -225,6 +281,7 @@ fn report(engine: &Engine, digest: Digest, plan: &Plan, values: Values) -> Resto
         tokens: plan.tokens.len() as u64,
         pages: plan.pages(),
         bytes_pulled: 0,
+        in_store: Stored::Here,
         bytes_written: 0,
         values_computed: values.computed,
         values_attested: values.attested,

@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::memory::{Location, Page, PageMemory};
 use pfr_schema::Digest;
 use pfr_schema::checkpoint::{Form, Tensor};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -23,6 +23,8 @@ pub(super) struct Place {
     of: Of,
     /// Tokens of the prefix at the end of its column; none for a state, which has no column.
     ends: Option<u64>,
+    /// When the engine needs it: the position of its group in the registration, and its layer.
+    need: (usize, u32),
 }
 
 #[derive(Clone, Debug)]
@@ -51,7 +53,7 @@ impl Place {
     /// Of a component of a page: group, column, component.
     pub fn page(digest: Digest, memory: Arc<dyn PageMemory>, page: Page, rank: u32, of: (Arc<str>, u64, usize)) -> Self {
         let (group, column, component) = of;
-        Self { digest, memory, page, rank, of: Of::Page { group, column, component, cut: None }, ends: None }
+        Self { digest, memory, page, rank, of: Of::Page { group, column, component, cut: None }, ends: None, need: (0, 0) }
     }
 
     /// The blobs that its bytes are made from, in order.
@@ -61,6 +63,11 @@ impl Place {
             Of::CutState(cut) => cut.blobs().collect(),
             Of::Page { .. } | Of::State { .. } => vec![self.digest],
         }
+    }
+
+    /// Whether it is a page that is a blob as it is.
+    pub fn is_plain_page(&self) -> bool {
+        matches!(self.of, Of::Page { cut: None, .. })
     }
 
     /// Whether it is a page that is cut.
@@ -141,7 +148,8 @@ impl Places {
                 // The digest is known when it is made.
                 Origin::Cut { cut, .. } => (Digest::sha256(b""), Of::CutState(Arc::clone(cut))),
             };
-            places.0.push(Place { digest, memory, page, rank: *rank, of, ends: None });
+            let need = (group.place, state.layer.unwrap_or(0));
+            places.0.push(Place { digest, memory, page, rank: *rank, of, ends: None, need });
         }
         places
     }
@@ -155,6 +163,7 @@ impl Places {
                 digests = rest;
                 let (memory, page) = group.page(component, blocks[column as usize]);
                 let mut place = Place::page(sources[0], memory, page, paged.rank, (Arc::clone(&name), column, component));
+                place.need = (group.place, 0);
                 place.ends = Some((column + 1) * u64::from(group.layout.block_tokens));
                 // The digest of a page that is cut is known when it is made.
                 if let (Some(recipe), Of::Page { cut, .. }) = (paged.cut(component), &mut place.of) {
@@ -163,6 +172,35 @@ impl Places {
                 self.0.push(place);
             }
         }
+    }
+
+    /// Sorts them by when the engine needs them: groups as the engine lists them, in a group of
+    /// states by layer, in others by column. Places of one page come one after another, so that it
+    /// is read once.
+    pub fn in_order_of_need(&mut self) {
+        self.0.sort_by_key(|place| place.need);
+        let mut first = HashMap::new();
+        let first = |(at, place): (usize, Place)| {
+            let at = if place.is_plain_page() { *first.entry(place.digest).or_insert(at) } else { at };
+            (at, place)
+        };
+        let mut places: Vec<(usize, Place)> = std::mem::take(&mut self.0).into_iter().enumerate().map(first).collect();
+        places.sort_by_key(|(at, _)| *at);
+        self.0 = places.into_iter().map(|(_, place)| place).collect();
+    }
+
+    /// The blobs that they are made from, in order. A page that lies in several places, one after
+    /// another, is there once.
+    pub fn blobs(&self) -> Vec<Digest> {
+        let (mut blobs, mut before) = (Vec::with_capacity(self.0.len()), None);
+        for place in &self.0 {
+            let blob = place.is_plain_page().then_some(place.digest);
+            if blob.is_none() || blob != before {
+                blobs.extend(place.blobs());
+            }
+            before = blob;
+        }
+        blobs
     }
 
     /// The places to write, and those that hold only the first `kept` tokens.

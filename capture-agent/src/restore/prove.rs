@@ -1,13 +1,12 @@
 //! Verification before an allocation: payloads of state tensors must match their digests and value
 //! hashes, and the engine's types must hold their values.
 
-use super::blobs::Blobs;
 use super::cut;
 use super::plan::{Origin, Plan, Stated};
+use super::source::Source;
 use crate::error::{Error, Result, blocking};
 use pfr_schema::checkpoint::{Mirror, Proof};
 use pfr_schema::{Digest, ErrorCode, FormatError};
-use pfr_store::Store;
 
 /// How the values of state tensors were verified.
 #[derive(Clone, Copy, Debug, Default)]
@@ -16,18 +15,28 @@ pub(super) struct Values {
     pub attested: u64,
 }
 
+impl Values {
+    /// Counts one.
+    pub fn note(&mut self, proof: Proof) {
+        match proof {
+            Proof::Computed => self.computed += 1,
+            Proof::Attested => self.attested += 1,
+        }
+    }
+}
+
 /// Verifies state tensors and pages.
-pub(super) async fn all(store: &Store, plan: &Plan) -> Result<Values> {
-    let values = states(store, plan).await?;
-    pages(store, plan).await?;
+pub(super) async fn all(source: &Source, plan: &Plan) -> Result<Values> {
+    let values = states(source, plan).await?;
+    pages(source, plan).await?;
     Ok(values)
 }
 
 /// Verifies the state tensors one after another. Memory holds one at a time, and its mirror or what
 /// is put together from it.
-pub(super) async fn states(store: &Store, plan: &Plan) -> Result<Values> {
+pub(super) async fn states(source: &Source, plan: &Plan) -> Result<Values> {
     let mut values = Values::default();
-    let mut blobs = Blobs::open(store, plan.states.iter().flat_map(Stated::blobs).collect()).await?;
+    let mut blobs = source.blobs(plan.states.iter().flat_map(Stated::blobs).collect()).await?;
     for Stated { rank, origin, .. } in &plan.states {
         let (tensor, convert) = match origin {
             Origin::Tensor { tensor, convert } => (tensor, convert),
@@ -52,20 +61,17 @@ pub(super) async fn states(store: &Store, plan: &Plan) -> Result<Values> {
             convert.map_or(Ok(()), |form| tensor.mirror(&payload, &form).map(drop))?;
             Ok::<_, FormatError>(proof)
         };
-        match blocking("proving", check).await? {
-            Proof::Computed => values.computed += 1,
-            Proof::Attested => values.attested += 1,
-        }
+        values.note(blocking("proving", check).await?);
     }
     Ok(values)
 }
 
 /// Reads every page once, so that damage in the store is found before an engine uses it.
-async fn pages(store: &Store, plan: &Plan) -> Result<()> {
+async fn pages(source: &Source, plan: &Plan) -> Result<()> {
     let mut digests: Vec<Digest> = plan.paged.iter().flat_map(|paged| paged.digests.iter().copied()).collect();
     let mut seen = std::collections::HashSet::new();
     digests.retain(|digest| seen.insert(*digest));
-    let mut blobs = Blobs::open(store, digests.clone()).await?;
+    let mut blobs = source.blobs(digests.clone()).await?;
     for digest in &digests {
         blobs.next(digest).await?;
     }

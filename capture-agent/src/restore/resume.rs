@@ -2,6 +2,7 @@
 //! however many requests name it at a time.
 
 use super::fits::Asked;
+use super::source::Through;
 use super::staged::Staged;
 use super::{Fitting, note};
 use crate::Agent;
@@ -85,13 +86,13 @@ impl Agent {
         let staged = async {
             check_registry(self, reference)?;
             let request = self.restore_of(reference.parse()?).await?;
-            let Fitting { engine, documents, plan, bytes_pulled } = self.fitting(name, &request).await?;
+            let Fitting { engine, documents, plan, found } = self.fitting(name, &request, Through::Store).await?;
             let digest = documents.digest;
             if self.staged().is_ready(name, &digest) {
                 return Ok((digest, None));
             }
             let mut report = Staged::stage(self, &engine, documents, &plan, None).await?;
-            report.bytes_pulled = bytes_pulled;
+            report.bytes_pulled = found.bytes_pulled();
             report.total_seconds = started.elapsed().as_secs_f64();
             Ok((digest, Some(report)))
         };

@@ -73,6 +73,7 @@ impl Staged {
         plan: &Arc<Plan>,
         expected: Option<Expected>,
     ) -> Result<RestoreReport> {
+        let source = documents.source.clone();
         let (id, digest) = (uuid::Uuid::now_v7().to_string(), documents.digest);
         let computed = &plan.tokens[..usize::try_from(plan.boundary).unwrap_or(usize::MAX).min(plan.tokens.len())];
         let rungs = prefix::rungs(&engine.fingerprint(), &plan.key.salt, plan.key.adapter.as_deref(), computed);
@@ -85,7 +86,7 @@ impl Staged {
         drop(expected);
         // The end of this future ends the entry, in any case.
         let mut unproven = Unproven { agent, engine: engine.name(), id: Some(id) };
-        let values = prove::all(agent.store(), &plan).await?;
+        let values = prove::all(&source, &plan).await?;
         if let Some(id) = unproven.id.take() {
             agent.staged().change(|state| state.entries.iter_mut().filter(|entry| entry.id == id).for_each(|entry| entry.proven = true));
         }

@@ -77,6 +77,7 @@ fn what_makes_no_sense_is_refused_by_name() {
         ("ring-byte = 5", "ring-byte"),
         ("ring-bytes = 0", "the least is 65536"),
         ("ring-bytes = 65535", "ring-bytes is 65535; the least is 65536"),
+        ("restore-bytes = 65535", "restore-bytes is 65535; the least is 65536"),
         ("engine-timeout = 0", "engine-timeout"),
         ("pause-limit = 0", "pause-limit"),
         ("push-retry-ms = 0", "push-retry-ms"),

@@ -20,6 +20,7 @@ mod llama_faults;
 mod loads;
 mod memory;
 mod modules;
+mod passing;
 mod pushes;
 mod reshard;
 mod restore;

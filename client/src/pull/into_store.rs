@@ -41,10 +41,10 @@ pub(super) async fn lacking(fetcher: &Fetcher<'_>, digest: Digest, store: &Store
     found
 }
 
-struct Session<'a> {
-    fetcher: &'a Fetcher<'a>,
-    repository: &'a RepositoryName,
-    local: LocalSession<'a>,
+pub(super) struct Session<'a> {
+    pub fetcher: &'a Fetcher<'a>,
+    pub repository: &'a RepositoryName,
+    pub local: LocalSession<'a>,
 }
 
 impl Session<'_> {
@@ -55,12 +55,24 @@ impl Session<'_> {
         progress.begin(&totals);
         progress.add_bytes_deduplicated(totals.bytes.saturating_sub(plan.bytes()));
         let Plan { blobs, containers } = plan;
-        progress.enter(Phase::Receiving);
+        self.fetch(blobs).await?;
+        self.publish(containers, digest, tag).await?;
+        Ok(totals)
+    }
+
+    /// Fetches blobs into the store.
+    pub async fn fetch(&self, blobs: Vec<Item>) -> Result<()> {
+        self.fetcher.progress.enter(Phase::Receiving);
         stream::iter(batches(blobs))
             .map(|batch| self.fetcher.fetch_all(batch, |left| self.receive(left)))
             .buffer_unordered(IN_FLIGHT)
             .try_collect::<()>()
-            .await?;
+            .await
+    }
+
+    /// Stores the nodes, and makes the snapshot visible: everything else that it lists is here.
+    pub async fn publish(&self, containers: Vec<Document>, digest: Digest, tag: Option<Tag>) -> Result<()> {
+        let progress = self.fetcher.progress;
         progress.enter(Phase::Writing);
         self.local.accept(containers).await?;
         progress.enter(Phase::Committing);
@@ -70,7 +82,7 @@ impl Session<'_> {
             // The snapshot was here before. For eviction it counts as used again.
             store.touch(self.repository, &digest).await?;
         }
-        Ok(totals)
+        Ok(())
     }
 
     /// Fetches blobs into the store, and returns those still to fetch.

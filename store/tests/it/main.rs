@@ -27,6 +27,7 @@ mod matching;
 mod merging;
 mod metadata;
 mod oci;
+mod opened;
 mod postgres;
 mod quarantine;
 mod queue;

@@ -73,10 +73,11 @@ pub struct SequencesArgs {
 pub const RESTORE_EXAMPLES: &str = "\
 Examples:
   pf restore team/agent:step-9 vllm-0
-  pf restore team/agent:step-9~2 vllm-0          two snapshots earlier
-  pf restore team/agent:step-9 vllm-0 --local    without asking the registry
-  pf restore team/agent:step-9 llama-0 -s 3      into a slot of a llama-server
-  pf restore team/agent:step-9 vllm-1 --reshard  vllm-1 has another number of ranks
+  pf restore team/agent:step-9~2 vllm-0           two snapshots earlier
+  pf restore team/agent:step-9 vllm-0 --local     without asking the registry
+  pf restore team/agent:step-9 vllm-0 --no-store  without filling the agent's store
+  pf restore team/agent:step-9 llama-0 -s 3       into a slot of a llama-server
+  pf restore team/agent:step-9 vllm-1 --reshard   vllm-1 has another number of ranks
 
 An engine that takes sequences at any time runs it at once; another takes it with the next request for its tokens. \
 A restore that cannot be proven equal is refused, and changes nothing in the engine.";
@@ -92,6 +93,10 @@ pub struct Restore {
     /// Take the snapshot from the agent's store, without asking a registry
     #[arg(long)]
     pub local: bool,
+    /// Add nothing to the agent's store: pages that it lacks pass from the registry to the engine.
+    /// Only for engines that take sequences at any time
+    #[arg(long, conflicts_with = "local")]
+    pub no_store: bool,
     /// The slot of a llama-server, which may be in use; otherwise an empty one
     #[arg(long, short, value_name = "SLOT")]
     pub sequence: Option<String>,

@@ -7,7 +7,7 @@ use crate::cli::output::human::{bytes, count, duration, number, one_line};
 use crate::cli::progress::{Standing, watch};
 use crate::cli::suggest::Suggestion;
 use pfr_client::Error;
-use pfr_schema::agent::{Push, PushState, Resharded, RestoreReport, RestoreRequest, SnapshotReport, SnapshotRequest};
+use pfr_schema::agent::{Push, PushState, Resharded, RestoreReport, RestoreRequest, SnapshotReport, SnapshotRequest, Stored};
 use pfr_schema::{ErrorCode, Selector};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -45,8 +45,8 @@ pub async fn snapshot(context: &mut Context, args: Snapshot) -> Result<(), Failu
 /// `pf restore`.
 pub async fn restore(context: &mut Context, args: Restore) -> Result<(), Failure> {
     let agent = context.agent(args.at.agent.as_deref())?;
-    let Restore { local, sequence, reshard, position, .. } = args;
-    let request = RestoreRequest { reference: args.reference.to_string(), local, sequence, reshard, position };
+    let Restore { local, no_store, sequence, reshard, position, .. } = args;
+    let request = RestoreRequest { reference: args.reference.to_string(), local, no_store, sequence, reshard, position };
     let by_digest = matches!(args.reference.selector, Some(Selector::Digest(_) | Selector::Prefix(_)));
     let standing = || Standing::of_phase("restoring");
     let restored = watch(context.quiet, standing, agent.restore(&args.engine, &request)).await;
@@ -151,6 +151,11 @@ pub fn describe_restore(report: &RestoreReport) -> Vec<String> {
         let (differs, pages, states) = (one_line(&differs.join(", ")), count(*pages, "page"), count(*states, "state tensor"));
         format!("cut anew from {from} to {to} ranks ({differs}): {pages}, {states}; values equal, the next logits not compared")
     }));
+    lines.extend(match report.in_store {
+        Stored::Here => None,
+        Stored::Behind => Some("the agent's store takes the snapshot in the background".to_owned()),
+        Stored::Not => Some("nothing was added to the agent's store".to_owned()),
+    });
     lines.push(format!("{} in all", seconds(report.total_seconds)));
     lines
 }

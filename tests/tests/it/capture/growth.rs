@@ -49,3 +49,24 @@ fn a_restore_moves_what_the_host_lacks() {
     assert!(of_tokens(after - kept).contains(&number(&second, "pulled_bytes")), "{second}");
     assert_eq!(second["written_bytes"], 8 * page, "{second}");
 }
+
+#[test]
+fn a_restore_without_the_store_moves_everything_each_time() {
+    let registry = Registry::start();
+    let (a, b) = (Host::new(&registry.url()), Host::new(&registry.url()));
+    let mut here = a.engine("here", Model::Hybrid, &[]);
+    let sequence = here.open(&Model::Hybrid.prompt(100));
+    a.snapshot("here", "team/agent:one", &["--sequence", &sequence]);
+    let mut there = b.engine("there", Model::Hybrid, &["--dirty", "1"]);
+    let restore = || b.pf.json(&["restore", "team/agent:one", "there", "--no-store"]);
+    let (first, second) = (restore(), restore());
+    assert_eq!((&first["in_store"], &second["in_store"]), (&"not".into(), &"not".into()), "{first}");
+    assert!(first["pulled_bytes"].as_u64() > Some(0));
+    assert_eq!(first["pulled_bytes"], second["pulled_bytes"]);
+    let continued = here.generate(&sequence, 9);
+    for report in [first, second] {
+        assert_eq!(there.generate(report["sequence"].as_str().unwrap(), 9), continued);
+    }
+    let output = b.pf.run(&["restore", "team/agent:one", "there", "--local"]);
+    assert_eq!(output.code, 5, "the store has it: {output:?}");
+}
