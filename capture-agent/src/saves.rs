@@ -136,7 +136,7 @@ impl Saves {
             }
             agent.saves().end(&ticket, &done);
             if let Ok(report) = &done {
-                agent.rate().note(report);
+                agent.rate().note(report.bytes_moved, report.total_seconds);
             }
         });
         Ok(Saving::default())

@@ -3,7 +3,7 @@
 //! Each method fails with the errors of the store or of the registry. All lists are read page by
 //! page to their end. The guard in [`all_pages`] ends a list that has none.
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::remote::{PageOf, Remote, all_pages};
 use pfr_schema::api::{
     Diff, ForkRequest, Forked, Lineage, MatchRequest, MatchResponse, NewSignature, RepositoryInfo, SignRequest, Signature,
@@ -242,7 +242,7 @@ impl Site {
     /// none.
     pub async fn signature_list(&self, repository: &RepositoryName) -> Result<Vec<SignatureManifest>> {
         let all = all_pages(self.place(), usize::MAX, move |after: Option<String>| async move {
-            Ok(match self {
+            Ok::<_, Error>(match self {
                 Self::Store(store) => listed(store.signature_list(repository, after, PAGE).await?),
                 Self::Registry(remote) => {
                     let page = remote.signature_list(repository, after.as_deref(), PAGE).await?;

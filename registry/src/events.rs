@@ -323,7 +323,7 @@ mod tests {
     #[test]
     fn a_filter_for_repositories_leaves_out_what_is_about_none() {
         let report = pfr_schema::api::GcReport { id: "run".into(), released: 2, ..Default::default() };
-        let event = Event { number: 7, at: 5, what: Happening::Collection(Box::new(report)) };
+        let event = Event { number: 7, at: 5, what: Happening::Collection(report) };
         let event = described(event, &EventId { epoch: "e1".into(), number: 7 });
         let wants = |repository: Option<&str>, kind| Filter { repository: repository.map(|p| p.parse().unwrap()), kind }.wants(&event);
         assert!(wants(None, None) && wants(None, Some(EventKind::Collected)));

@@ -12,8 +12,8 @@ use crate::oci;
 use crate::pull_through::{self, PullThrough};
 use crate::ui;
 use crate::v1::{
-    audit, domains, events, forks, frames, gc, inspect, integrity, pushes, quotas, repositories, retention, signing, snapshots, stats, tags,
-    tasks, tokens,
+    audit, domains, events, forks, frames, gc, inspect, integrity, pushes, quotas, repositories, retention, signing, snapshots, stats,
+    tags, tasks, tokens,
 };
 use axum::Router;
 use axum::middleware;

@@ -336,7 +336,7 @@ impl Error {
         let mut cause: Option<&dyn std::error::Error> = Some(&error);
         while let Some(e) = cause {
             if let Some(Altered { object, byte, found }) = e.downcast_ref() {
-                return Self::Altered { object: object.clone(), byte: *byte, found: *found };
+                return Self::Altered { object: object.clone(), byte: *byte, found };
             }
             match e.downcast_ref::<std::io::Error>().and_then(|io| ErrorCode::of_io(io.kind())) {
                 Some(ErrorCode::StorageFull) => return Self::Full(error.to_string()),

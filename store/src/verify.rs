@@ -34,7 +34,7 @@ pub struct Whole {
     /// Where the payload began in the stream.
     pub position: u64,
     /// Held while a large document is in memory.
-    permit: Option<OwnedSemaphorePermit>,
+    _permit: Option<OwnedSemaphorePermit>,
 }
 
 impl Whole {
@@ -179,7 +179,9 @@ enum Current {
     /// A large document.
     Whole(Whole),
     // Boxed: decoder and hasher are much larger than a whole frame's entry.
-    Pieces { check: Option<Box<Check>> },
+    Pieces {
+        check: Option<Box<Check>>,
+    },
 }
 
 /// Verifies frames whose bytes are pushed into it. It reads nothing and waits only for its own
@@ -269,7 +271,7 @@ impl Verifier {
     pub(crate) fn grant(&mut self, permit: OwnedSemaphorePermit) {
         if let Some(header) = self.asked.take() {
             let position = self.parser.position();
-            self.current = Some(Current::Whole(Whole { header, payload: Vec::new(), checksum: 0, position, permit: Some(permit) }));
+            self.current = Some(Current::Whole(Whole { header, payload: Vec::new(), checksum: 0, position, _permit: Some(permit) }));
         }
     }
 

@@ -264,7 +264,7 @@ impl Inner {
 /// Why a job has ended without doing everything.
 enum Ending {
     Cancelled,
-    Failed(Error),
+    Failed(Box<Error>),
 }
 
 impl Agent {
@@ -329,8 +329,8 @@ impl Agent {
             biased;
             () = handle.cancelled() => Err(Ending::Cancelled),
             worked = AssertUnwindSafe(work).catch_unwind() => match worked {
-                Ok(outcome) => outcome.map_err(Ending::Failed),
-                Err(_) => Err(Ending::Failed(Error::Internal("the job panicked".into()))),
+                Ok(outcome) => outcome.map_err(|error| Ending::Failed(Box::new(error))),
+                Err(_) => Err(Ending::Failed(Box::new(Error::Internal("the job panicked".into())))),
             },
         };
         self.jobs().end(handle.id(), outcome).await;

@@ -13,8 +13,8 @@ use crate::error::{Error, Result};
 use crate::metrics as names;
 use crate::rate::recompute;
 use pfr_client::{Destination, Progress, PullReport, Remote};
-use pfr_schema::Digest;
 use pfr_schema::agent::{Outline, Warm, WarmItem, WarmRequest, WarmState};
+use pfr_schema::{Digest, Selector};
 
 /// References of a request.
 const REFERENCES: usize = 64;

@@ -55,7 +55,7 @@ impl Pushes {
     /// # Errors
     /// [`crate::Error::Io`].
     pub async fn open(config: &Config, store: Store) -> Result<Self> {
-        let files = Files::open(config.pushes_dir()).await?;
+        let files: Files<PushJob> = Files::open(config.pushes_dir()).await?;
         let mut jobs = files.load().await?;
         for job in jobs.values_mut().filter(|job| job.state == PushState::Running) {
             job.state = PushState::Waiting;

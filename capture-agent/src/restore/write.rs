@@ -132,13 +132,15 @@ async fn make(place: &mut Place, blobs: &mut Blobs, values: Option<&mut Values>)
 }
 
 type Batched = (Arc<dyn PageMemory>, Page, Bytes);
+/// The pages of one memory.
+type Pages = (Arc<dyn PageMemory>, Vec<(Page, Bytes)>);
 
 /// Writes a batch.
 async fn flush<T: Send + 'static>(agent: &Agent, batch: Vec<Batched>, after: Option<[u8; 64]>, gate: &Gate<T>) -> Result<()> {
     if batch.is_empty() {
         return Ok(());
     }
-    let mut memories: Vec<(Arc<dyn PageMemory>, Vec<(Page, Bytes)>)> = Vec::new();
+    let mut memories: Vec<Pages> = Vec::new();
     for (memory, page, payload) in batch {
         match memories.iter_mut().find(|(other, _)| Arc::ptr_eq(other, &memory)) {
             Some((_, pages)) => pages.push((page, payload)),

@@ -156,7 +156,7 @@ fn blocks(text: &str) -> Result<Vec<Block<'_>>, FormatError> {
             (None, Some(label), _) => open = Some((label, String::new())),
             (Some((label, digits)), None, Some(end)) if *label == end => {
                 let der = STANDARD.decode(&*digits).map_err(|_| wrong("base64", "other characters, or a wrong length"))?;
-                blocks.push(Block { label: *label, der });
+                blocks.push(Block { label, der });
                 open = None;
             }
             (Some(_), Some(_), _) | (_, None, Some(_)) => return Err(wrong("blocks that begin and end", "other lines")),

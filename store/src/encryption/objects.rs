@@ -347,7 +347,7 @@ mod tests {
     impl MultipartUpload for Parts {
         fn put_part(&mut self, data: PutPayload) -> object_store::UploadPart {
             self.0.lock().push(data.content_length());
-            futures::future::ready(Ok(())).boxed()
+            Box::pin(futures::future::ready(Ok(())))
         }
 
         async fn complete(&mut self) -> Result<PutResult> {

@@ -56,7 +56,7 @@ pub(super) async fn after<T: Tx>(tx: &mut T, after: u64, limit: usize) -> Outcom
     let event = |(number, at, is_name, text): (u64, u64, bool, String)| {
         let what = match is_name {
             true => serde_json::from_str(&text).map(Happening::Names),
-            false => serde_json::from_str(&text).map(|report| Happening::Collection(Box::new(report))),
+            false => serde_json::from_str(&text).map(Happening::Collection),
         };
         let what = what.map_err(|e| Fail::internal(format!("event {number} cannot be read: {e}")))?;
         Ok(Event { number, at, what })

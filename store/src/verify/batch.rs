@@ -4,7 +4,7 @@
 //! length are hashed side by side, which takes half the time, the buffers of the connection are
 //! free at once, and no fresh memory is touched. The copy costs a tenth of what that saves.
 
-use super::{Whole, WHOLE_MAX};
+use super::{WHOLE_MAX, Whole};
 use crate::error::Result;
 use bytes::Bytes;
 use pfr_schema::codec::{self, Codec};
@@ -143,7 +143,7 @@ impl Batch {
         let whole = |inside: Inside| {
             let Inside { header, position, range, checksum } = inside;
             let payload: Vec<Bytes> = if range.is_empty() { Vec::new() } else { vec![bytes.slice(range)] };
-            Whole { header, payload, checksum, position, permit: None }
+            Whole { header, payload, checksum, position, _permit: None }
         };
         self.wholes.extend(self.inside.drain(..).map(whole));
     }

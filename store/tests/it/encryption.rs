@@ -7,7 +7,6 @@ use crate::common::leaks;
 use crate::common::rig::{Backend, Rig};
 use crate::common::{Snapshot, blob_frame, page, pieces, push, repository, snapshot, stream, tag};
 use futures::future::join_all;
-use object_store::ObjectStoreExt as _;
 use object_store::path::Path;
 use pfr_schema::{Digest, DomainName, ErrorCode};
 use pfr_store::{Budget, DomainHome, DomainPacks, DomainTables, Domains, Error, KeyOptions, Keys, Options, ScrubOptions, Store};
@@ -151,7 +150,7 @@ async fn a_domain_is_rebuilt_elsewhere_with_the_key_and_not_without(backend: Bac
         }
         let before = there.list(None).await;
         let elsewhere = there.domains_with(2, keys(&dir, digit)).await;
-        assert_eq!(elsewhere.find().await.unwrap(), [sealed.clone()]);
+        assert_eq!(elsewhere.find().await.unwrap(), std::slice::from_ref(&sealed));
         assert!(elsewhere.get(&sealed).await.unwrap().encrypted);
         if digit == 'b' {
             let error = elsewhere.adopt(&sealed).await.unwrap_err();

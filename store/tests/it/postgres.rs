@@ -1,8 +1,8 @@
 //! What only a shared database has: concurrent writers, lost connections, restarts of the server.
 
 mod crash;
-mod images;
 mod events;
+mod images;
 mod sessions;
 
 use crate::common::{repository, snapshot, tag};

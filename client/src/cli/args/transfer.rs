@@ -1,7 +1,7 @@
 //! Commands that move snapshots.
 
+use super::AgentAt;
 use super::reference::{Expected, Relative};
-use super::{AgentAt, Passed};
 use crate::cli::completion::references;
 use pfr_schema::Reference;
 use pfr_schema::codec::Compression;

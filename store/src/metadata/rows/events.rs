@@ -21,7 +21,7 @@ pub enum Happening {
     /// A tag or a snapshot changed.
     Names(Record),
     /// A collection ended that found something to do.
-    Collection(Box<GcReport>),
+    Collection(GcReport),
 }
 
 /// An event.
