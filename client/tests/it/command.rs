@@ -258,7 +258,7 @@ fn words_of_other_tools_work_or_get_a_tip() {
     for (alias, command) in [("list", "ls"), ("delete", "rm")] {
         assert_eq!(run(home.path(), &[alias, "--help"]).1, run(home.path(), &[command, "--help"]).1);
     }
-    for (word, says) in [("images", "`pf ls`"), ("auth", "`pf login`"), ("copy", "pf-registry mirror"), ("forget", "pf prune")] {
+    for (word, says) in [("images", "`pf ls`"), ("auth", "`pf login`"), ("forget", "pf prune")] {
         let (code, stdout, stderr) = run(home.path(), &[word]);
         assert!(code == 1 && stdout.is_empty() && stderr.contains("hint:") && stderr.contains(says), "{word}: {stderr}");
     }

@@ -51,7 +51,7 @@ fn split(uri: &Uri) -> Option<(&str, PathAndQuery)> {
     let path = uri.path().strip_prefix('/')?.strip_prefix(DomainName::FOLDER)?.strip_prefix('/')?;
     let end = path.find('/')?;
     let rest = &path[end..];
-    if !["/", "/ui"].contains(&rest) && !["/v1/", "/v2/", "/ui/"].iter().any(|prefix| rest.starts_with(prefix)) {
+    if !["/", "/ui", "/docs"].contains(&rest) && !["/v1/", "/v2/", "/ui/"].iter().any(|prefix| rest.starts_with(prefix)) {
         return None;
     }
     Some((&path[..end], with_query(rest, uri)?))
@@ -104,7 +104,7 @@ mod tests {
         let whole = taken("http://h:1/domains/acme/v1/repositories/a%2Fb/tags");
         assert_eq!((whole.0.as_str(), whole.1), ("http://h:1/v1/repositories/a%2Fb/tags", Ok(acme)));
         assert_eq!(taken("/domains/default/v1/gc").1, Ok(DomainName::default()));
-        for page in ["/", "/ui", "/ui/", "/ui/-/storage", "/ui/a%2Fb/t?page=2"] {
+        for page in ["/", "/ui", "/docs", "/ui/", "/ui/-/storage", "/ui/a%2Fb/t?page=2"] {
             let taken = taken(&format!("/domains/acme{page}"));
             assert_eq!((taken.0.as_str(), taken.1.unwrap().as_str()), (page, "acme"));
         }

@@ -31,7 +31,7 @@ fn page(document: &[u8]) -> String {
     let document: Value = serde_json::from_slice(document).unwrap_or_default();
     let body = body(&document);
     let domain = DomainName::default();
-    Page { domain: &domain, caller: None, place: Place::Elsewhere, title: "The HTTP API", trail: html! {}, body }.text()
+    Page { domain: &domain, caller: None, place: Place::Api, title: "The HTTP API", trail: html! {}, body }.text()
 }
 
 /// An operation of the description.

@@ -42,6 +42,8 @@ pub(super) enum Place {
     Tasks,
     /// Below one of them, or a problem.
     Elsewhere,
+    /// The API: one page for all domains, so it leads to none.
+    Api,
 }
 
 /// A page.
@@ -98,7 +100,7 @@ impl Page<'_> {
                     a.skip href="#content" { "Skip to the content" }
                     header {
                         p.brand {
-                            a href=(links.overview()) { "pf registry" }
+                            @if self.place == Place::Api { "pf registry" } @else { a href=(links.overview()) { "pf registry" } }
                             @if !self.domain.is_default() { " " span.domain { "domain " strong { (self.domain) } } }
                         }
                         @if self.caller.is_some() {

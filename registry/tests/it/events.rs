@@ -360,7 +360,7 @@ async fn a_reader_that_takes_nothing_is_cut() {
         let _: Value = ok(registry.post(&format!("/v1/repositories/{REPO}/forks"), &body).await).await;
     }
     let mut stream = TcpStream::connect(registry.address).await.expect("a connection");
-    let head = format!("GET /v1/events?after={start} HTTP/1.1\r\nhost: x\r\n\r\n");
+    let head = format!("GET /v1/events?after={start} HTTP/1.1\r\nhost: localhost\r\n\r\n");
     stream.write_all(head.as_bytes()).await.expect("written");
     let mut beginning = [0; 15];
     stream.read_exact(&mut beginning).await.expect("an answer");

@@ -15,7 +15,7 @@ fn key() -> PrivateKey {
 }
 
 fn new(key: &PrivateKey, digest: Digest) -> NewSignature {
-    key.sign(digest, &REPO.parse().unwrap(), 1_700_000_000_000)
+    key.sign(digest, &REPO.replace("%2F", "/").parse().unwrap(), 1_700_000_000_000)
 }
 
 fn at(snapshot: impl std::fmt::Display) -> String {
@@ -80,7 +80,7 @@ async fn a_policy_refuses_a_tag_by_every_way_and_each_refusal_is_in_the_audit_lo
         registry.token(&["team/*:pull"]).await,
     );
     let s = snapshot(0..3, vec![]);
-    let repository = REPO.parse().unwrap();
+    let repository = REPO.replace("%2F", "/").parse().unwrap();
     let session = registry.store.open_push(&repository).await.unwrap();
     registry.store.ingest(&session.id, futures::stream::iter([Ok::<_, std::io::Error>(bytes::Bytes::from(s.stream()))])).await.unwrap();
     registry.store.commit(&session.id, s.manifest, None, None).await.unwrap();
