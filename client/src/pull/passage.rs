@@ -83,8 +83,8 @@ struct Inner {
 }
 
 impl Passage {
-    /// Fetches the nodes of a snapshot that [`super::look_up`] found and the local store lacks, and the small documents that a
-    /// reader needs first.
+    /// Fetches the nodes of a snapshot that [`super::look_up`] found and the local store lacks, and
+    /// the small documents that a reader needs first.
     ///
     /// # Errors
     /// As [`crate::pull()`].

@@ -11,13 +11,15 @@ use crate::error::Error;
 use pfr_schema::{Digest, RepositoryName, Tag};
 use std::collections::{HashMap, VecDeque};
 
-/// The manifests that `up.manifest` names as parents: those of the repository `$2`.
+/// The manifests that `up.manifest` names as parents: those of the repository `$2`. `COALESCE` keeps
+/// the databases from going the other way round, by the index on the digests of parents: from all
+/// manifests down to those that name them, in each step.
 macro_rules! parents {
     ($position:literal) => {
         concat!(
             "up JOIN parents p ON p.manifest = up.manifest",
             $position,
-            " JOIN objects o ON o.digest = p.digest
+            " JOIN objects o ON o.digest = COALESCE(p.digest, p.digest)
              JOIN manifests m ON m.repository = $2 AND m.object = o.id"
         )
     };

@@ -93,6 +93,7 @@ pages! {
     the_page_on_performance_works_as_written: "docs/performance.md",
     the_page_on_scaling_works_as_written: "docs/scaling.md",
     the_page_on_the_service_works_as_written: "docs/service.md",
+    the_page_on_signatures_works_as_written: "docs/signing.md",
     the_page_on_testing_works_as_written: "docs/testing.md",
     the_page_on_troubleshooting_works_as_written: "docs/troubleshooting.md",
 }

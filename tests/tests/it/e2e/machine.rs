@@ -126,7 +126,7 @@ fn limit_files(pid: u32, files: u32) -> bool {
 
 /// An answer over a connection that stays open.
 fn ask(stream: &mut TcpStream, path: &str) -> String {
-    write!(stream, "GET {path} HTTP/1.1\r\nHost: pf\r\n\r\n").unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
     let (mut answer, mut piece) = (Vec::new(), [0; 4096]);
     loop {
         let text = String::from_utf8_lossy(&answer).into_owned();
