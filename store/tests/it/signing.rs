@@ -365,9 +365,10 @@ async fn an_eviction_takes_signatures_with_their_snapshot_only(backend: Backend)
 
 /// An image that says `n`, at these tags.
 async fn put_image(store: &Store, n: u32, tags: Vec<pfr_schema::Tag>) -> Digest {
+    let config = put_blob(store, b"{}").await;
     let image = json!({
         "schemaVersion": 2, "mediaType": "application/vnd.oci.image.manifest.v1+json", "layers": [],
-        "config": {"mediaType": "x/y", "digest": put_blob(store, b"{}").await, "size": 2}, "annotations": {"n": n.to_string()},
+        "config": {"mediaType": "x/y", "digest": config, "size": 2}, "annotations": {"n": n.to_string()},
     });
     store.put_image(&repository(), serde_json::to_vec(&image).unwrap(), None, tags).await.unwrap()
 }
