@@ -22,7 +22,7 @@ use bytes::Bytes;
 use futures::{StreamExt as _, stream};
 use pfr_schema::api::{NewSignature, Signature, TagState, snapshot_etag};
 use pfr_schema::signature::{self, Layer, MOST, PAYLOAD_MAX};
-use pfr_schema::{Digest, FormatError, RepositoryName, Tag};
+use pfr_schema::{Digest, FormatError, Image, RepositoryName, Tag};
 use std::collections::HashSet;
 
 /// How often another writer may be faster at the tag of a snapshot's signatures.
@@ -58,6 +58,14 @@ impl Store {
     async fn signature_layers(&self, manifest: &Digest) -> Result<Vec<Layer>> {
         let Some(bytes) = readable(self.read(manifest).await)? else { return Ok(Vec::new()) };
         Ok(signature::layers(&bytes, &self.options.limits).unwrap_or_default())
+    }
+
+    /// Whether a manifest refers to this snapshot or to nothing, as those that cosign pushes. One of
+    /// another snapshot is not replaced: that one would lose its signatures.
+    async fn is_about(&self, manifest: &Digest, snapshot: &Digest) -> Result<bool> {
+        let Some(bytes) = readable(self.read(manifest).await)? else { return Ok(false) };
+        let image = Image::describe(&bytes, &self.options.limits);
+        Ok(image.is_ok_and(|image| image.subject.is_none_or(|subject| subject == *snapshot)))
     }
 
     async fn signature(&self, repository: &RepositoryName, layer: &Layer) -> Result<Option<NewSignature>> {
@@ -139,9 +147,13 @@ impl Store {
         tag: Option<&Tag>,
         before: Option<ManifestRow>,
     ) -> Result<()> {
+        let is_about = match &before {
+            Some(before) => self.is_about(&before.digest, snapshot).await?,
+            None => false,
+        };
         let mut layers = match &before {
-            Some(before) => self.signature_layers(&before.digest).await?,
-            None => Vec::new(),
+            Some(before) if is_about => self.signature_layers(&before.digest).await?,
+            _ => Vec::new(),
         };
         let all = layers.len();
         layers.retain(|layer| layer.signature().is_some());

@@ -27,6 +27,7 @@ on_backends!([sqlite = SqliteDisk, postgres = PostgresDisk]:
     a_deletion_takes_no_image_that_only_has_the_tag_of_signatures,
     a_manifest_that_is_full_is_not_replaced_by_one_that_no_reader_takes,
     what_is_no_signature_costs_a_reader_no_more_than_signatures_do,
+    a_signature_replaces_no_signatures_of_another_snapshot,
 );
 
 fn key() -> PrivateKey {
@@ -463,4 +464,20 @@ async fn what_is_no_signature_costs_a_reader_no_more_than_signatures_do(backend:
     let store = Store::new(Arc::clone(&rig.packs), Arc::clone(&watched) as Arc<dyn Metadata>, rig.options());
     assert_eq!(store.signatures(&repository(), &digest).await.unwrap(), []);
     assert!(watched.calls() < 5 * MOST, "{} transactions", watched.calls());
+}
+
+async fn a_signature_replaces_no_signatures_of_another_snapshot(backend: Backend) {
+    let rig = Rig::still(backend, Options::default()).await;
+    let (one, two, mine) = (snapshot(&[1], vec![]), snapshot(&[2], vec![]), key());
+    push(&rig.store, &one, "a").await.unwrap();
+    push(&rig.store, &two, "b").await.unwrap();
+    let (first, second) = (one.manifest.digest, two.manifest.digest);
+    // Signatures of the second snapshot, at the tag of those of the first.
+    let good = mine.sign(second, &repository(), 1);
+    let at = signature::tag_of(&first).unwrap();
+    put_layers(&rig.store, second, &[good.payload.as_bytes()], &[Layer::of(&good)], vec![at]).await;
+    sign(&rig.store, &mine, first).await.unwrap();
+    assert!(is_signed_by(&rig.store, &first, &mine).await && is_signed_by(&rig.store, &second, &mine).await);
+    assert_eq!(manifests(&rig.store).await, 2);
+    assert_eq!(rig.metadata.audit(false).await.unwrap().wrong, 0);
 }
