@@ -217,8 +217,8 @@ impl Site {
         }
     }
 
-    /// A snapshot and its signatures, which are not checked. It is the one that a digest names:
-    /// a signature of another one would say nothing of it.
+    /// A snapshot and its signatures, which are not checked. It is the one that a digest names: a
+    /// signature of another one would say nothing of it.
     pub async fn signatures(&self, repository: &RepositoryName, selector: &Selector) -> Result<(Digest, Vec<Signature>)> {
         match self {
             Self::Store(store) => {

@@ -60,8 +60,8 @@ impl Store {
         Ok(signature::layers(&bytes, &self.options.limits).unwrap_or_default())
     }
 
-    /// Whether a manifest refers to this snapshot or to nothing, as those that cosign pushes. One of
-    /// another snapshot is not replaced: that one would lose its signatures.
+    /// Whether a manifest refers to this snapshot, or to nothing as those that cosign pushes. One
+    /// of another snapshot is not replaced: that snapshot would lose its signatures.
     async fn is_about(&self, manifest: &Digest, snapshot: &Digest) -> Result<bool> {
         let Some(bytes) = readable(self.read(manifest).await)? else { return Ok(false) };
         let image = Image::describe(&bytes, &self.options.limits);
