@@ -4,6 +4,7 @@
 //! page to their end. The guard in [`all_pages`] ends a list that has none.
 
 use crate::error::{Error, Result};
+use crate::pull::look_up;
 use crate::remote::{PageOf, Remote, all_pages};
 use pfr_schema::api::{
     Diff, ForkRequest, Forked, Lineage, MatchRequest, MatchResponse, NewSignature, RepositoryInfo, SignRequest, Signature,
@@ -216,15 +217,16 @@ impl Site {
         }
     }
 
-    /// A snapshot and its signatures, which are not checked.
+    /// A snapshot and its signatures, which are not checked. It is the one that a digest names: a
+    /// signature of another one would say nothing of it.
     pub async fn signatures(&self, repository: &RepositoryName, selector: &Selector) -> Result<(Digest, Vec<Signature>)> {
         match self {
             Self::Store(store) => {
                 let digest = store.resolve(repository, selector).await?;
                 Ok((digest, store.signatures(repository, &digest).await?))
             }
-            Self::Registry(_) => {
-                let detail = self.detail(repository, selector).await?;
+            Self::Registry(remote) => {
+                let detail = look_up(remote, repository, selector).await?;
                 Ok((detail.summary.digest, detail.signatures))
             }
         }

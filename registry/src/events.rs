@@ -20,7 +20,7 @@ use pfr_schema::api::{self, EventCollection, EventId, EventKind, EventReset, RES
 use pfr_schema::journal::Record;
 use pfr_schema::{DomainName, Pattern, RepositoryName};
 use pfr_store::{Event, EventLog, Happening};
-use std::convert::Infallible;
+use std::io;
 use std::time::{Duration, Instant};
 use tokio::sync::OwnedSemaphorePermit;
 
@@ -141,11 +141,19 @@ impl Follower {
         })
     }
 
-    /// The answer, piece by piece.
-    pub(crate) fn pieces(self) -> impl Stream<Item = Result<Bytes, Infallible>> + Send {
+    /// The answer, piece by piece. A reader that does not wait takes the end of it for the last
+    /// event that there is, so an answer that ends before is cut.
+    pub(crate) fn pieces(self) -> impl Stream<Item = io::Result<Bytes>> + Send {
         stream::unfold(self, |mut follower| async move {
-            let piece = follower.next().await?;
-            Some((Ok(Bytes::from(piece)), follower))
+            let piece = match follower.next().await {
+                Some(piece) => Ok(Bytes::from(piece)),
+                None if follower.waits || follower.is_over => return None,
+                None => {
+                    follower.is_over = true;
+                    Err(io::Error::other("the events end before the last one"))
+                }
+            };
+            Some((piece, follower))
         })
     }
 

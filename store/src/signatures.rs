@@ -22,7 +22,8 @@ use bytes::Bytes;
 use futures::{StreamExt as _, stream};
 use pfr_schema::api::{NewSignature, Signature, TagState, snapshot_etag};
 use pfr_schema::signature::{self, Layer, MOST, PAYLOAD_MAX};
-use pfr_schema::{Digest, FormatError, RepositoryName, Tag};
+use pfr_schema::{Digest, FormatError, Image, RepositoryName, Tag};
+use std::collections::HashSet;
 
 /// How often another writer may be faster at the tag of a snapshot's signatures.
 const TRIES: usize = 16;
@@ -35,15 +36,18 @@ impl Store {
     /// [`Error::Unavailable`].
     #[boxed]
     pub async fn signatures(&self, repository: &RepositoryName, subject: &Digest) -> Result<Vec<Signature>> {
-        let mut found: Vec<Signature> = Vec::new();
+        let (mut found, mut seen): (Vec<Signature>, HashSet<(Digest, String)>) = (Vec::new(), HashSet::new());
         for row in self.metadata.signature_manifests(repository.clone(), *subject, MOST).await? {
             for layer in self.signature_layers(&row.digest).await? {
-                if found.len() >= MOST {
+                let Some(text) = layer.signature() else { continue };
+                if !seen.insert((layer.digest, text.to_owned())) {
+                    continue;
+                }
+                // Those that turn out to be none count, too: each costs a look at a blob.
+                if seen.len() > MOST {
                     return Ok(found);
                 }
-                if let Some(new) = self.signature(repository, &layer).await?
-                    && !found.iter().any(|there| there.payload == new.payload && there.signature == new.signature)
-                {
+                if let Some(new) = self.signature(repository, &layer).await? {
                     found.push(new.into());
                 }
             }
@@ -54,6 +58,14 @@ impl Store {
     async fn signature_layers(&self, manifest: &Digest) -> Result<Vec<Layer>> {
         let Some(bytes) = readable(self.read(manifest).await)? else { return Ok(Vec::new()) };
         Ok(signature::layers(&bytes, &self.options.limits).unwrap_or_default())
+    }
+
+    /// Whether a manifest refers to this snapshot, or to nothing as those that cosign pushes. One
+    /// of another snapshot is not replaced: that snapshot would lose its signatures.
+    async fn is_about(&self, manifest: &Digest, snapshot: &Digest) -> Result<bool> {
+        let Some(bytes) = readable(self.read(manifest).await)? else { return Ok(false) };
+        let image = Image::describe(&bytes, &self.options.limits);
+        Ok(image.is_ok_and(|image| image.subject.is_none_or(|subject| subject == *snapshot)))
     }
 
     async fn signature(&self, repository: &RepositoryName, layer: &Layer) -> Result<Option<NewSignature>> {
@@ -135,15 +147,30 @@ impl Store {
         tag: Option<&Tag>,
         before: Option<ManifestRow>,
     ) -> Result<()> {
+        let is_about = match &before {
+            Some(before) => self.is_about(&before.digest, snapshot).await?,
+            None => false,
+        };
         let mut layers = match &before {
-            Some(before) => self.signature_layers(&before.digest).await?,
-            None => Vec::new(),
+            Some(before) if is_about => self.signature_layers(&before.digest).await?,
+            _ => Vec::new(),
         };
         let all = layers.len();
         layers.retain(|layer| layer.signature().is_some());
         // Anything else at that tag only loses the tag.
         let replaces = !layers.is_empty() && layers.len() == all;
-        layers.extend(fresh);
+        let mut distinct: Vec<Layer> = Vec::with_capacity(layers.len() + fresh.len());
+        for layer in layers.into_iter().chain(fresh) {
+            if !distinct.contains(&layer) {
+                distinct.push(layer);
+            }
+        }
+        let layers = distinct;
+        // Readers refuse a manifest with more, and would find none of them.
+        if layers.len() > MOST {
+            let place = tag.map(|tag| format!("the manifest at {tag}")).unwrap_or_default();
+            return Err(Error::Invalid(format!("a snapshot has at most {MOST} signatures, and {place} has as many layers; delete it")));
+        }
         let row = self.metadata.manifest(repository.clone(), ManifestName::Digest(*snapshot)).await?;
         let (manifest, config) = signature::manifest(*snapshot, row.map_or(0, |row| row.size), &layers);
         let blobs = new.iter().map(|signature| Bytes::copy_from_slice(signature.payload.as_bytes())).chain([Bytes::from(config)]);

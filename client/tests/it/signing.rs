@@ -7,6 +7,7 @@ use pfr_client::Error;
 use pfr_schema::ErrorCode;
 use pfr_schema::api::{NewSignature, SignRequest};
 use pfr_store::PrivateKey;
+use pfr_testkit::front::{Fate, Front, Seen};
 use serde_json::{Value, json};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -185,6 +186,30 @@ async fn a_push_signs_before_it_puts_a_tag_that_needs_it_and_a_local_signature_g
     let (code, _, stderr) = pf(dir, &["signing", "set", policies.to_str().unwrap(), "--registry", url]);
     assert!(code == 1 && stderr.contains("$.policies[0].keys"), "{stderr}");
     assert_eq!(registry.store.metadata().signing().await.unwrap().version, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_digest_is_signed_and_verified_as_itself_whatever_the_registry_says() {
+    let (registry, dir) = (Registry::start().await, tempfile::tempdir().unwrap());
+    let dir = dir.path();
+    let asked = push_dir(&registry.remote(), directory(SMALL, &[1]).path(), "a").await.unwrap().digest;
+    let other = push_dir(&registry.remote(), directory(SMALL, &[2]).path(), "b").await.unwrap().digest;
+    let [private, public] = keys(dir, "a.key");
+    assert_eq!(pf(dir, &["sign", "team/agent:b", "--key", &private, "--registry", &registry.url]).0, 0);
+    // Questions about any snapshot are answered with the signed one.
+    let front = Front::start(&registry.url, move |seen: &Seen| match seen.method.as_str() {
+        "GET" if seen.path.contains("/snapshots/") => Fate::Redirect(format!("/v1/repositories/team%2Fagent/snapshots/{other}")),
+        _ => Fate::Pass,
+    });
+    for name in [format!("team/agent@{asked}"), format!("team/agent@{}", asked.short())] {
+        let (code, stdout, stderr) = pf(dir, &["verify", &name, "--key", &public, "--registry", &front.url]);
+        assert!(code != 0 && stderr.contains("the request names"), "{code}: {stdout}{stderr}");
+        // A new key would sign the other one.
+        let [another, _] = keys(dir, &format!("{}.key", name.len()));
+        let (code, stdout, stderr) = pf(dir, &["sign", &name, "--key", &another, "--registry", &front.url]);
+        assert!(code != 0 && stderr.contains("the request names"), "{code}: {stdout}{stderr}");
+    }
+    assert_eq!(registry.store.signatures(&repository(), &other).await.unwrap().len(), 1);
 }
 
 /// Another implementation reads our keys and signatures, and we read its keys.

@@ -3,11 +3,15 @@
 
 use crate::common::snapshot::{Snapshot, snapshot};
 use crate::common::{REPO, Registry, ok, refused, until_metric};
+use object_store::memory::InMemory;
+use pfr_faults::faults::Faults;
+use pfr_faults::transactions::Transactions;
 use pfr_schema::api::{Event, EventId, EventKind, EventReset};
 use pfr_schema::{ErrorCode, RepositoryName};
-use pfr_store::GcOptions;
+use pfr_store::{Clock, GcOptions, Options, SqliteMetadata, Store};
 use reqwest::{RequestBuilder, Response, StatusCode};
 use serde_json::{Value, json};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -370,6 +374,40 @@ async fn a_reader_that_takes_nothing_is_cut() {
     // One that takes them has all of them.
     let path = format!("/v1/events?follow=false&after={start}");
     assert_eq!(Reader::of(registry.request(reqwest::Method::GET, &path)).await.rest().await.len(), 50_000);
+}
+
+#[tokio::test]
+async fn an_answer_that_ends_before_the_last_event_is_cut_for_a_reader_that_does_not_wait() {
+    let faults = Faults::new(0, 0.0);
+    let metadata = SqliteMetadata::open_in_memory(Clock::system()).await.expect("metadata");
+    let metadata = Arc::new(Transactions::new(metadata, faults.clone()));
+    let registry = Registry::start_over(Store::new(Arc::new(InMemory::new()), metadata, Options::default())).await;
+    let start = Reader::start(&registry, "/v1/events").await.id;
+    registry.push(REPO, &snapshot(0..4, vec![]), Some("t")).await;
+    let fork = json!({"snapshot": "t", "count": 1000, "prefix": "f"});
+    let _: Value = ok(registry.post(&format!("/v1/repositories/{REPO}/forks"), &fork).await).await;
+    let ask = || registry.request(reqwest::Method::GET, &format!("/v1/events?follow=false&after={start}")).send();
+    let all = ask().await.expect("an answer").text().await.expect("all of it");
+    assert_eq!(all.matches("\nevent: ").count(), 1002);
+    // A database that fails now and then, at the beginning or between two pages of events.
+    faults.set(0.1, false);
+    let mut cut = 0;
+    for _ in 0..30 {
+        let Ok(answer) = ask().await else {
+            cut += 1;
+            continue;
+        };
+        if answer.status() != StatusCode::OK {
+            assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
+            continue;
+        }
+        match answer.text().await {
+            Ok(text) => assert!(text == all, "it ended in order after {} of {} bytes", text.len(), all.len()),
+            Err(_) => cut += 1,
+        }
+    }
+    assert!(cut > 0, "no answer met a fault");
+    faults.set(0.0, false);
 }
 
 #[tokio::test]

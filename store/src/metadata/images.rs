@@ -161,15 +161,28 @@ pub(super) struct SignatureRow {
 }
 
 /// Manifests with signatures of `subject`, oldest first: those that refer to it, and the one at the
-/// tag by which cosign finds them.
-pub(super) async fn signatures_of<T: Tx>(tx: &mut T, repository: i64, subject: &Digest, limit: usize) -> Outcome<Vec<SignatureRow>> {
+/// tag by which cosign finds them. Any image may be put at that tag. With `only_its_own` it is left
+/// out if it is more than signatures: if it has another tag, an index lists it, or it refers to
+/// something.
+pub(super) async fn signatures_of<T: Tx>(
+    tx: &mut T,
+    repository: i64,
+    subject: &Digest,
+    only_its_own: bool,
+    limit: usize,
+) -> Outcome<Vec<SignatureRow>> {
     let find = "SELECT m.id, m.object, o.digest, o.size FROM manifests m JOIN objects o ON o.id = m.object
                 WHERE m.is_image AND m.id IN (SELECT s.id FROM manifests s WHERE s.repository = $1 AND s.subject = $2 AND s.artifact_type = $3
                                               UNION SELECT t.manifest FROM tags t WHERE t.repository = $1 AND t.name = $4)
+                  AND ($6 = false OR (m.subject = $2 AND m.artifact_type = $3)
+                    OR (m.subject IS NULL AND (SELECT COUNT(*) FROM tags t WHERE t.manifest = m.id) = 1
+                      AND o.refs <= (SELECT COUNT(*) FROM manifests n WHERE n.object = o.id)
+                        + (SELECT COUNT(*) FROM tags t JOIN manifests n ON n.id = t.manifest WHERE n.object = o.id)))
                 ORDER BY m.id LIMIT $5";
     let tag = tag_of(subject);
     let tag = tag.as_ref().map_or("", Tag::as_str);
-    let rows: Vec<(i64, ObjectId, Digest, u64)> = tx.query(find, values![repository, subject, ARTIFACT, tag, at_most(limit)]).await?;
+    let rows: Vec<(i64, ObjectId, Digest, u64)> =
+        tx.query(find, values![repository, subject, ARTIFACT, tag, at_most(limit), only_its_own]).await?;
     Ok(rows.into_iter().map(|(manifest, object, digest, size)| SignatureRow { manifest, object, digest, size }).collect())
 }
 
@@ -181,7 +194,7 @@ pub(super) async fn signature_manifests<T: Tx>(
 ) -> Outcome<Vec<ManifestRow>> {
     let id: Option<i64> = tx.first("SELECT id FROM repositories WHERE name = $1", values![repository]).await?;
     let Some(id) = id else { return Ok(Vec::new()) };
-    let rows = signatures_of(tx, id, subject, limit).await?;
+    let rows = signatures_of(tx, id, subject, false, limit).await?;
     Ok(rows.into_iter().map(|SignatureRow { manifest: id, digest, size, .. }| ManifestRow { id, digest, size }).collect())
 }
 

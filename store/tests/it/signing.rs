@@ -24,6 +24,10 @@ on_backends!([sqlite = SqliteDisk, postgres = PostgresDisk]:
     a_rebuild_brings_signatures_back_and_no_policies,
     an_immutable_tag_of_signatures_stays_and_the_next_signature_is_found,
     an_eviction_takes_signatures_with_their_snapshot_only,
+    a_deletion_takes_no_image_that_only_has_the_tag_of_signatures,
+    a_manifest_that_is_full_is_not_replaced_by_one_that_no_reader_takes,
+    what_is_no_signature_costs_a_reader_no_more_than_signatures_do,
+    a_signature_replaces_no_signatures_of_another_snapshot,
 );
 
 fn key() -> PrivateKey {
@@ -358,4 +362,122 @@ async fn an_eviction_takes_signatures_with_their_snapshot_only(backend: Backend)
     assert_eq!(evictable.iter().map(|row| row.digest).collect::<Vec<_>>(), [s.manifest.digest]);
     assert!(rig.metadata.evict_snapshot(evictable[0].clone()).await.unwrap());
     assert_eq!(rig.store.signature_list(&repository(), None, 100).await.unwrap_err().code(), ErrorCode::RepositoryUnknown);
+}
+
+/// An image that says `n`, at these tags.
+async fn put_image(store: &Store, n: u32, tags: Vec<pfr_schema::Tag>) -> Digest {
+    let config = put_blob(store, b"{}").await;
+    let image = json!({
+        "schemaVersion": 2, "mediaType": "application/vnd.oci.image.manifest.v1+json", "layers": [],
+        "config": {"mediaType": "x/y", "digest": config, "size": 2}, "annotations": {"n": n.to_string()},
+    });
+    store.put_image(&repository(), serde_json::to_vec(&image).unwrap(), None, tags).await.unwrap()
+}
+
+async fn a_deletion_takes_no_image_that_only_has_the_tag_of_signatures(backend: Backend) {
+    let rig = Rig::still(backend, Options::default()).await;
+    let snapshots = [1, 2, 3].map(|n| snapshot(&[n], vec![]));
+    let mut digests = Vec::new();
+    for (s, name) in snapshots.iter().zip(["a", "b", "c"]) {
+        push(&rig.store, s, name).await.unwrap();
+        digests.push(s.manifest.digest);
+    }
+    let at = |n: usize| signature::tag_of(&digests[n]).unwrap();
+    let is_there = async |digest| rig.store.find_manifest(&repository(), pfr_store::ManifestName::Digest(digest)).await.unwrap().is_some();
+    // A push may put the tag on an image that has another tag, or that an index lists.
+    let release = put_image(&rig.store, 1, vec![tag("release")]).await;
+    assert_eq!(put_image(&rig.store, 1, vec![at(0)]).await, release);
+    let listed = put_image(&rig.store, 2, vec![at(1)]).await;
+    let size = rig.store.read(&listed).await.unwrap().len();
+    let index = json!({
+        "schemaVersion": 2, "mediaType": "application/vnd.oci.image.index.v1+json",
+        "manifests": [{"mediaType": "application/vnd.oci.image.manifest.v1+json", "digest": listed, "size": size}],
+    });
+    rig.store.put_image(&repository(), serde_json::to_vec(&index).unwrap(), None, vec![tag("index")]).await.unwrap();
+    as_cosign_does(&rig.store, digests[2], &key().sign(digests[2], &repository(), 1)).await;
+    let by_cosign = rig.store.find_manifest(&repository(), pfr_store::ManifestName::Tag(at(2))).await.unwrap().unwrap().digest;
+    for digest in &digests {
+        rig.store.delete_snapshot(&repository(), digest).await.unwrap();
+    }
+    assert!(is_there(release).await && is_there(listed).await);
+    let tags = rig.store.all_tags(&repository(), None, 100).await.unwrap().rows;
+    assert!(tags.contains(&tag("release")), "{tags:?}");
+    assert!(!is_there(by_cosign).await, "signatures without a subject go");
+    assert_eq!(rig.metadata.audit(false).await.unwrap().wrong, 0);
+}
+
+/// Pushes layers as signatures of a snapshot, as any program may.
+async fn put_layers(store: &Store, digest: Digest, payloads: &[&[u8]], layers: &[Layer], tags: Vec<pfr_schema::Tag>) {
+    let (manifest, config) = signature::manifest(digest, 1, layers);
+    put_blob(store, &config).await;
+    for payload in payloads {
+        put_blob(store, payload).await;
+    }
+    store.put_image(&repository(), manifest, None, tags).await.unwrap();
+}
+
+/// The layer of a payload that is no text.
+fn no_text(n: u8) -> ([u8; 2], Layer) {
+    let payload = [0xff, n];
+    let layer = Layer::of(&NewSignature::new("x".into(), &[1; 64]));
+    (payload, Layer { digest: Digest::sha256(&payload), size: 2, ..layer })
+}
+
+async fn a_manifest_that_is_full_is_not_replaced_by_one_that_no_reader_takes(backend: Backend) {
+    let rig = Rig::still(backend, Options::default()).await;
+    let s = snapshot(&[1], vec![]);
+    push(&rig.store, &s, "a").await.unwrap();
+    let (digest, mine, at) = (s.manifest.digest, key(), signature::tag_of(&s.manifest.digest).unwrap());
+    // One signature, a hundred times.
+    let theirs = key().sign(digest, &repository(), 1);
+    let same = vec![Layer::of(&theirs); MOST];
+    put_layers(&rig.store, digest, &[theirs.payload.as_bytes()], &same, vec![at.clone()]).await;
+    assert_eq!(sign(&rig.store, &mine, digest).await.unwrap(), 2, "one stays, and one is added");
+    assert!(is_signed_by(&rig.store, &digest, &mine).await);
+    // A good one among a hundred layers of which the others are nothing.
+    let (payloads, mut layers): (Vec<[u8; 2]>, Vec<Layer>) = (1..100).map(no_text).unzip();
+    let good = mine.sign(digest, &repository(), 7_000);
+    layers.insert(0, Layer::of(&good));
+    assert_eq!(layers.len(), MOST);
+    let payloads: Vec<&[u8]> = payloads.iter().map(|bytes| &bytes[..]).chain([good.payload.as_bytes()]).collect();
+    put_layers(&rig.store, digest, &payloads, &layers, vec![at]).await;
+    let refused = sign(&rig.store, &key(), digest).await.unwrap_err();
+    assert!(refused.to_string().contains("at most 100"), "{refused}");
+    assert!(is_signed_by(&rig.store, &digest, &mine).await);
+}
+
+async fn what_is_no_signature_costs_a_reader_no_more_than_signatures_do(backend: Backend) {
+    let rig = Rig::still(backend, Options::default()).await;
+    let s = snapshot(&[1], vec![]);
+    push(&rig.store, &s, "a").await.unwrap();
+    let digest = s.manifest.digest;
+    let all: Vec<([u8; 2], Layer)> = (0..150).map(no_text).collect();
+    for part in all.chunks(50) {
+        let payloads: Vec<&[u8]> = part.iter().map(|(payload, _)| &payload[..]).collect();
+        let mut layers: Vec<Layer> = part.iter().map(|(_, layer)| layer.clone()).collect();
+        put_layers(&rig.store, digest, &payloads, &layers, vec![]).await;
+        // The same layers again, in another manifest.
+        layers.reverse();
+        put_layers(&rig.store, digest, &[], &layers, vec![]).await;
+    }
+    let watched = Watched::new(Arc::clone(&rig.metadata));
+    let store = Store::new(Arc::clone(&rig.packs), Arc::clone(&watched) as Arc<dyn Metadata>, rig.options());
+    assert_eq!(store.signatures(&repository(), &digest).await.unwrap(), []);
+    assert!(watched.calls() < 5 * MOST, "{} transactions", watched.calls());
+}
+
+async fn a_signature_replaces_no_signatures_of_another_snapshot(backend: Backend) {
+    let rig = Rig::still(backend, Options::default()).await;
+    let (one, two, mine) = (snapshot(&[1], vec![]), snapshot(&[2], vec![]), key());
+    push(&rig.store, &one, "a").await.unwrap();
+    push(&rig.store, &two, "b").await.unwrap();
+    let (first, second) = (one.manifest.digest, two.manifest.digest);
+    // Signatures of the second snapshot, at the tag of those of the first.
+    let good = mine.sign(second, &repository(), 1);
+    let at = signature::tag_of(&first).unwrap();
+    put_layers(&rig.store, second, &[good.payload.as_bytes()], &[Layer::of(&good)], vec![at]).await;
+    sign(&rig.store, &mine, first).await.unwrap();
+    assert!(is_signed_by(&rig.store, &first, &mine).await && is_signed_by(&rig.store, &second, &mine).await);
+    assert_eq!(manifests(&rig.store).await, 2);
+    assert_eq!(rig.metadata.audit(false).await.unwrap().wrong, 0);
 }
