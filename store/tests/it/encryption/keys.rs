@@ -2,7 +2,7 @@
 
 use super::{holds, key_file, key_text, keys, name, open, options};
 use crate::common::rig::{Backend, Rig};
-use crate::common::{leaks, push, snapshot};
+use crate::common::{leaks, push, repository, snapshot, tag};
 use object_store::path::Path;
 use pfr_store::{Domains, Error, KeyOptions, Keys};
 use std::collections::BTreeMap;
@@ -229,4 +229,94 @@ async fn the_default_domain_is_encrypted_from_its_first_byte_on_or_never() {
         // New ones are encrypted.
         assert!(domains.create(&name("sealed")).await.unwrap().0.encrypted);
     }
+}
+
+#[tokio::test]
+async fn processes_with_other_settings_put_no_plaintext_into_an_encrypted_default_domain() {
+    let dir = tempfile::tempdir().unwrap();
+    let (data, s) = (dir.path().join("data"), snapshot(&[1, 2], vec![]));
+    let plain = open(&data, KeyOptions::default()).await.unwrap();
+    let sealed = open(&data, new_domains(options(&dir, "a.key", 'a'))).await.unwrap();
+    assert!(!plain.default_store().is_encrypted() && sealed.default_store().is_encrypted());
+    let refused = push(plain.default_store(), &s, "t").await.unwrap_err();
+    assert!(matches!(&refused, Error::Locked(reason) if reason.contains("start this one again")), "{refused}");
+    push(sealed.default_store(), &s, "t").await.unwrap();
+    // Nor a name: the process that has the key journals it.
+    let refused = plain.default_store().put_tag(&repository(), tag("u"), s.manifest.digest, None).await.unwrap_err();
+    assert!(matches!(refused, Error::Locked(_)), "{refused}");
+    sealed.default_store().flush_journal().await.unwrap();
+    for file in packs(&data).keys().filter(|file| file.contains('/')) {
+        let bytes = std::fs::read(data.join("packs").join(file)).unwrap();
+        assert!(bytes.starts_with(b"pfs1") && !holds(&bytes, b"team/agent"), "{file}");
+    }
+
+    // The first that writes decides, also if it is killed before it has written anything.
+    let data = dir.path().join("other");
+    let plain = open(&data, KeyOptions::default()).await.unwrap();
+    let decided = plain.default_store().metadata().enter_domain_key(name("default"), String::new()).await.unwrap();
+    assert_eq!(decided, "");
+    let late = open(&data, new_domains(options(&dir, "a.key", 'a'))).await.unwrap();
+    assert!(!late.default_store().is_encrypted() && packs(&data).is_empty());
+    push(plain.default_store(), &s, "t").await.unwrap();
+    late.default_store().verify(&s.manifest.digest, &mut |_| ()).await.unwrap();
+    // And a push does.
+    let data = dir.path().join("third");
+    let plain = open(&data, KeyOptions::default()).await.unwrap();
+    push(plain.default_store(), &s, "t").await.unwrap();
+    let entered = plain.default_store().metadata().enter_domain_key(name("default"), "late".into()).await.unwrap();
+    assert_eq!(entered, "");
+}
+
+#[tokio::test]
+async fn a_key_is_not_wrapped_again_with_success_while_its_storage_is_away() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = dir.path().join("data");
+    let domains = open(&data, new_domains(options(&dir, "a.key", 'a'))).await.unwrap();
+    push(domains.default_store(), &snapshot(&[1], vec![]), "t").await.unwrap();
+    drop(domains);
+    let both = KeyOptions { old_key_file: options(&dir, "a.key", 'a').key_file, ..options(&dir, "b.key", 'b') };
+    let domains = open(&data, both).await.unwrap();
+    let (here, away) = (data.join("packs"), data.join("away"));
+    std::fs::rename(&here, &away).unwrap();
+    std::fs::create_dir(&here).unwrap();
+    let error = domains.rewrap(&name("default")).await.unwrap_err();
+    assert!(matches!(error, Error::Unavailable { what: "storage", .. }), "{error}");
+    assert!(packs(&data).is_empty());
+    std::fs::remove_dir(&here).unwrap();
+    std::fs::rename(&away, &here).unwrap();
+    assert!(domains.rewrap(&name("default")).await.unwrap());
+    let kept = std::fs::read_to_string(here.join("pf-key")).unwrap();
+    let decides = domains.default_store().metadata().domain_key(name("default")).await.unwrap().unwrap();
+    assert_eq!(kept.trim_end(), decides);
+}
+
+#[tokio::test]
+async fn a_key_service_that_refuses_is_not_asked_for_each_request() {
+    let dir = tempfile::tempdir().unwrap();
+    let (data, runs) = (dir.path().join("data"), dir.path().join("runs"));
+    let sealed = name("sealed");
+    open(&data, command(&dir, "cat")).await.unwrap().create_as(&sealed, Some(true)).await.unwrap();
+    let script = format!("echo run >> {}; echo it is away >&2; exit 1", runs.display());
+    let domains = open(&data, command(&dir, &script)).await.unwrap();
+    for _ in 0..3 {
+        assert!(domains.open_all().await.unwrap().is_empty());
+        let error = domains.open(&sealed).await.unwrap_err();
+        assert!(matches!(&error, Error::Locked(reason) if reason.contains("it is away")), "{error}");
+    }
+    assert_eq!(std::fs::read_to_string(&runs).unwrap(), "run\n");
+    // Another process asks at once.
+    open(&data, command(&dir, "cat")).await.unwrap().open(&sealed).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_command_that_hangs_is_killed_with_what_it_has_started() {
+    let dir = tempfile::tempdir().unwrap();
+    let late = dir.path().join("late");
+    let script = format!("(sleep 3; echo still here > {}) & wait", late.display());
+    let hangs = KeyOptions { command_timeout: Duration::from_secs(1), ..command(&dir, &script) };
+    let domains = open(&dir.path().join("data"), hangs).await.unwrap();
+    let error = domains.create_as(&name("sealed"), Some(true)).await.unwrap_err();
+    assert!(error.to_string().contains("did not end within 1 s"), "{error}");
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    assert!(!late.exists());
 }
