@@ -234,13 +234,15 @@ impl Domains {
         Ok(true)
     }
 
-    /// The wrapped key of a domain that is to be made, if it is to be encrypted: the one that lies in
-    /// its place, if the catalogue was lost.
+    /// The wrapped key of a domain that is to be made, if it is to be encrypted: the one that lies
+    /// in its place, if the catalogue was lost.
     async fn new_key(&self, name: &DomainName, encrypted: Option<bool>) -> Result<Option<String>> {
         let home = self.home()?;
         if let Some(there) = home.key(name).await? {
             if encrypted == Some(false) {
-                return Err(Error::Invalid(format!("packs of an encrypted domain lie in the place of domain {name}")));
+                return Err(Error::Invalid(format!(
+                    "an encrypted domain lies in the place of domain {name}: rebuild the catalogue, or move it away"
+                )));
             }
             // One that cannot be opened is not entered.
             self.0.keys.unwrap(name, &there).await?;

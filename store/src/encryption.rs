@@ -124,8 +124,12 @@ impl Store {
             return Ok(());
         }
         let name = DomainName::default();
+        // Before the key is looked for: packs that came after it may be encrypted.
+        let has_packs = !self.metadata.packs(None, 1).await?.is_empty();
         let decided = match self.metadata.domain_key(name.clone()).await? {
             Some(decided) => decided,
+            // Never encrypted any more, and a full disk must not keep collection from its work.
+            None if has_packs => return Ok(()),
             None => self.metadata.enter_domain_key(name, IN_THE_CLEAR.to_owned()).await?,
         };
         is_clear(&decided)

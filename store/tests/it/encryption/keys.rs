@@ -3,10 +3,16 @@
 use super::{holds, key_file, key_text, keys, name, open, options};
 use crate::common::rig::{Backend, Rig};
 use crate::common::{leaks, push, repository, snapshot, tag};
+use async_trait::async_trait;
+use object_store::memory::InMemory;
 use object_store::path::Path;
-use pfr_store::{Domains, Error, KeyOptions, Keys};
+use object_store::{ObjectStore, ObjectStoreExt as _};
+use pfr_store::{Clock, DomainHome, DomainPacks, DomainTables, Domains, Error, KeyOptions, Keys, Metadata, Options, SqliteMetadata, Store};
+use pfr_testkit::storage::{Call, Hooks, Moment, hooked};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
@@ -64,6 +70,46 @@ async fn a_new_key_wraps_again_without_a_pack_and_a_kill_in_between_does_no_harm
 on_backends!([sqlite_disk = SqliteDisk, postgres_s3 = PostgresS3]:
     a_new_key_wraps_again_without_a_pack_and_a_kill_in_between_does_no_harm,
 );
+
+/// Another process wraps the key again right before this one writes it beside the packs.
+#[derive(Debug)]
+struct Meanwhile(Domains, AtomicBool);
+
+#[async_trait]
+impl Hooks for Meanwhile {
+    async fn before(&self, call: &Call) -> object_store::Result<Option<object_store::Error>> {
+        let is_key = call.moment == Moment::Put && call.location.as_ref() == "domains/sealed/pf-key";
+        if is_key && !self.1.swap(true, Ordering::SeqCst) {
+            assert!(self.0.rewrap(&name("sealed")).await.unwrap());
+        }
+        Ok(None)
+    }
+}
+
+#[tokio::test]
+async fn a_process_that_is_late_leaves_no_key_that_the_old_file_wrapped() {
+    let (dir, tables) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (sealed, at) = (name("sealed"), Path::from("domains/sealed/pf-key"));
+    let metadata: Arc<dyn Metadata> = SqliteMetadata::open_in_memory(Clock::system()).await.unwrap();
+    let process = |bucket: &Arc<dyn ObjectStore>, keys: Keys| {
+        let default = Store::new(Arc::clone(bucket), Arc::clone(&metadata), Options::default());
+        let packs = DomainPacks::Bucket(Arc::clone(bucket));
+        Domains::with_keys(default, Some(DomainHome { tables: DomainTables::Files(tables.path().to_owned()), packs }), keys)
+    };
+    let bucket: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+    process(&bucket, keys(&dir, 'a')).create_as(&sealed, Some(true)).await.unwrap();
+    // As if the process had been killed before it wrote the key.
+    bucket.delete(&at).await.unwrap();
+    let both = KeyOptions { old_key_file: options(&dir, "a.key", 'a').key_file, ..options(&dir, "b.key", 'b') };
+    let meanwhile = Arc::new(Meanwhile(process(&bucket, Keys::new(both).unwrap()), AtomicBool::new(false)));
+    let late = process(&hooked(Arc::clone(&bucket), meanwhile.clone()), keys(&dir, 'a'));
+    late.open(&sealed).await.unwrap();
+    assert!(meanwhile.1.load(Ordering::SeqCst));
+    let kept = bucket.get(&at).await.unwrap().bytes().await.unwrap();
+    let decides = metadata.domain_key(sealed.clone()).await.unwrap().unwrap();
+    assert_eq!(std::str::from_utf8(&kept).unwrap().trim_end(), decides);
+    process(&bucket, keys(&dir, 'b')).open(&sealed).await.unwrap();
+}
 
 #[test]
 fn a_key_file_that_others_can_read_or_that_is_no_key_is_refused_by_its_name() {
