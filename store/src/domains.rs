@@ -15,7 +15,7 @@ mod home;
 pub use home::{DomainHome, DomainPacks, DomainTables};
 
 use crate::access::AccessTokens;
-use crate::encryption::{self, Keys, WrappedKey};
+use crate::encryption::{self, DomainKey, Keys, WrappedKey};
 use crate::error::{Error, Result};
 use crate::metadata::{AuditEntry, DomainRow, DomainStep, Page};
 use crate::{Budget, RunEnd, Store};
@@ -31,6 +31,8 @@ use std::time::{Duration, Instant};
 const FRESH: Duration = Duration::from_secs(1);
 /// Domains read from the catalogue at a time.
 const PAGE: usize = 1000;
+/// How long a key that could not be unwrapped is not tried again, at first and at most.
+const LOCKED: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(120));
 
 /// The domains of a registry, and the open stores of this process. Cheap to clone; clones are one.
 ///
@@ -47,6 +49,19 @@ struct Inner {
     open: Mutex<HashMap<DomainName, Opened>>,
     /// Held while the store of a domain is opened.
     opening: Mutex<HashMap<DomainName, Arc<tokio::sync::Mutex<()>>>>,
+    /// Domains whose keys could not be unwrapped.
+    locked: Mutex<HashMap<DomainName, Locked>>,
+}
+
+/// A key that could not be unwrapped: each request, and each look at the catalogue, would run the
+/// key command again.
+#[derive(Debug)]
+struct Locked {
+    /// Another one is tried at once.
+    wrapped: WrappedKey,
+    reason: String,
+    wait: Duration,
+    until: Instant,
 }
 
 #[derive(Debug)]
@@ -69,7 +84,7 @@ impl Domains {
     /// it.
     #[must_use]
     pub fn with_keys(default: Store, home: Option<DomainHome>, keys: Keys) -> Self {
-        Self(Arc::new(Inner { default, home, keys, open: Mutex::default(), opening: Mutex::default() }), None)
+        Self(Arc::new(Inner { default, home, keys, open: Mutex::default(), opening: Mutex::default(), locked: Mutex::default() }), None)
     }
 
     /// The same domains for one request: each change of the catalogue or of access tokens that it
@@ -149,6 +164,7 @@ impl Domains {
             }
         }
         self.0.open.lock().retain(|name, opened| exist.contains(name) || opened.checked.elapsed() < FRESH);
+        self.0.locked.lock().retain(|name, _| exist.contains(name));
         Ok(stores)
     }
 
@@ -166,8 +182,8 @@ impl Domains {
     /// The same, and says whether it is encrypted.
     ///
     /// # Errors
-    /// As [`Self::create`]; [`Error::Invalid`] too if a domain is there that is not as it is to be:
-    /// that does not change.
+    /// As [`Self::create`]; [`Error::Invalid`] too if a domain is there that is not as it is to be,
+    /// or its bytes, after the catalogue was lost: that does not change.
     pub async fn create_as(&self, name: &DomainName, encrypted: Option<bool>) -> Result<(DomainInfo, bool)> {
         if name.is_default() {
             let info = self.default_info();
@@ -178,8 +194,8 @@ impl Domains {
         // A name is not free again within the time that passes until the row is made.
         let key = match catalogue.domain(name.clone()).await? {
             Some(row) if row.deleting_since.is_none() => as_wanted(&info(row), encrypted).map(|()| None)?,
-            None if encrypted.unwrap_or(self.0.keys.encrypt_new()) => Some(self.0.keys.wrap_new().await?.to_string()),
-            _ => None,
+            None => self.new_key(name, encrypted).await?,
+            Some(_) => None,
         };
         let (row, is_new) = catalogue.create_domain(name.clone(), key, self.audit_entry()).await?;
         let info = info(row);
@@ -194,29 +210,53 @@ impl Domains {
     /// processes. No pack is written.
     ///
     /// # Errors
-    /// [`Error::Locked`] if the key cannot be unwrapped. [`Error::DomainUnknown`], also while it is
-    /// being deleted.
+    /// [`Error::Locked`] if the key cannot be unwrapped, or another one lies beside the packs.
+    /// [`Error::DomainUnknown`], also while it is being deleted. [`Error::Unavailable`] if the
+    /// storage is away: the catalogue may have the new one then; once more does the rest.
     pub async fn rewrap(&self, name: &DomainName) -> Result<bool> {
         if !name.is_default() {
             self.live(name).await?;
         }
         let Some(before) = encryption::key_of(self.catalogue(), name).await? else { return Ok(false) };
-        let wrapped = match self.0.keys.rewrap(name, &before).await? {
-            Some(wrapped) => {
-                let (from, to) = (before.to_string(), wrapped.to_string());
-                if !self.catalogue().rewrap_domain_key(name.clone(), from, to, self.audit_entry()).await? {
-                    return Err(Error::Overloaded("another process wraps the key of this domain, or deletes it"));
-                }
-                wrapped
+        if let Some(wrapped) = self.0.keys.rewrap(name, &before).await? {
+            let (from, to) = (before.to_string(), wrapped.to_string());
+            if !self.catalogue().rewrap_domain_key(name.clone(), from, to, self.audit_entry()).await? {
+                return Err(Error::Overloaded("another process wraps the key of this domain, or deletes it"));
             }
-            // Another run may have been killed here.
-            None => before,
-        };
-        match name.is_default() {
-            true => encryption::write_key(&*self.0.default.packs, &wrapped).await?,
-            false => self.home()?.write_key(name, &wrapped).await?,
         }
+        // Another run may have been killed here. A storage that is away is no success: the key that
+        // opens what lies there may be destroyed after it.
+        let store = match name.is_default() {
+            true => self.0.default.clone(),
+            false => self.home()?.open(name, &self.0.default).await?,
+        };
+        store.mirror_key(self.catalogue(), name).await?;
         Ok(true)
+    }
+
+    /// The wrapped key of a domain that is to be made, if it is to be encrypted: the one that lies
+    /// in its place, if the catalogue was lost.
+    async fn new_key(&self, name: &DomainName, encrypted: Option<bool>) -> Result<Option<String>> {
+        let home = self.home()?;
+        if let Some(there) = home.key(name).await? {
+            if encrypted == Some(false) {
+                return Err(Error::Invalid(format!(
+                    "an encrypted domain lies in the place of domain {name}: rebuild the catalogue, or move it away"
+                )));
+            }
+            // One that cannot be opened is not entered.
+            self.0.keys.unwrap(name, &there).await?;
+            return Ok(Some(there.to_string()));
+        }
+        if !encrypted.unwrap_or(self.0.keys.encrypt_new()) {
+            return Ok(None);
+        }
+        if !home.is_new(name).await? {
+            return Err(Error::Invalid(format!(
+                "a store that is not encrypted lies in the place of domain {name}: rebuild the catalogue, or move it away"
+            )));
+        }
+        Ok(Some(self.0.keys.wrap_new().await?.to_string()))
     }
 
     /// Makes a domain whose tags and snapshots are to be rebuilt from the packs and the journal in
@@ -378,10 +418,29 @@ impl Domains {
             return self.home()?.open(name, &self.0.default).await;
         };
         // Before anything of it is made.
-        let key = self.0.keys.unwrap(name, &wrapped).await?;
+        let key = self.unwrap(name, &wrapped).await?;
         let store = self.home()?.open(name, &self.0.default).await?.encrypted((key, wrapped));
-        store.keep_key().await;
+        store.keep_key(self.catalogue(), name).await;
         Ok(store)
+    }
+
+    /// The key of a domain; after a failure not at once again.
+    async fn unwrap(&self, name: &DomainName, wrapped: &WrappedKey) -> Result<Arc<DomainKey>> {
+        let before = match self.0.locked.lock().get(name).filter(|locked| locked.wrapped == *wrapped) {
+            Some(locked) if Instant::now() < locked.until => return Err(Error::Locked(locked.reason.clone())),
+            before => before.map(|locked| locked.wait),
+        };
+        let opened = self.0.keys.unwrap(name, wrapped).await;
+        let mut all = self.0.locked.lock();
+        match &opened {
+            Err(Error::Locked(reason)) => {
+                let wait = before.map_or(LOCKED.0, |before| LOCKED.1.min(before * 2));
+                let until = Instant::now() + wait;
+                all.insert(name.clone(), Locked { wrapped: wrapped.clone(), reason: reason.clone(), wait, until });
+            }
+            _ => drop(all.remove(name)),
+        }
+        opened
     }
 
     async fn key_on_storage(&self, name: &DomainName) -> Result<Option<String>> {

@@ -20,7 +20,7 @@ mod wrapped;
 pub use keys::{KeyOptions, Keys};
 pub use wrapped::WrappedKey;
 
-pub(crate) use segments::{Altered, DomainKey, SEGMENT};
+pub(crate) use segments::{Altered, DomainKey, MAGIC, SEGMENT};
 
 use crate::Store;
 use crate::boxed;
@@ -37,6 +37,10 @@ use std::sync::Arc;
 
 /// Where a domain's wrapped key lies on its storage.
 pub(crate) const KEY: &str = "pf-key";
+/// In the place of the wrapped key of a store that was written to in the clear.
+const IN_THE_CLEAR: &str = "";
+/// How often a wrapped key is written that another process wraps again meanwhile.
+const TRIES: usize = 8;
 
 /// An error of the storage that encrypts.
 fn failed(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> object_store::Error {
@@ -70,30 +74,98 @@ impl Store {
     }
 
     /// Writes the wrapped key beside the packs if none is there: before the first pack.
+    ///
+    /// # Errors
+    /// [`Error::Locked`] if another key lies there, or one that cannot be read: a rebuild could not
+    /// open what would be written.
     pub(crate) async fn put_key(&self) -> Result<()> {
         let Some(wrapped) = &self.wrapped_key else { return Ok(()) };
-        match self.packs.head(&Path::from(KEY)).await {
-            Ok(_) => Ok(()),
-            Err(object_store::Error::NotFound { .. }) => write_key(&*self.packs, wrapped).await,
-            Err(error) => Err(Error::packs(error)),
+        match read_key(&*self.packs).await? {
+            // It may have been wrapped again since this store was opened.
+            Some(there) => may_replace(&there, wrapped),
+            None => write_key(&*self.packs, wrapped).await,
         }
     }
 
     /// Makes the key beside the packs that of the catalogue: another process may have been killed
     /// before it wrote the key. Best effort: the catalogue has the key.
-    pub(crate) async fn keep_key(&self) {
-        let Some(wrapped) = &self.wrapped_key else { return };
-        let kept = async {
-            if read_key(&*self.packs).await?.as_ref() == Some(&**wrapped) {
+    pub(crate) async fn keep_key(&self, catalogue: &dyn Metadata, name: &DomainName) {
+        if let Err(error) = self.mirror_key(catalogue, name).await {
+            tracing::warn!(%error, domain = %name, "the wrapped key of a domain could not be written beside its packs");
+        }
+    }
+
+    /// The same, for a caller that says so if it fails.
+    ///
+    /// # Errors
+    /// [`Error::Locked`] if another key lies there, [`Error::Unavailable`] if the storage is away.
+    #[boxed]
+    pub(crate) async fn mirror_key(&self, catalogue: &dyn Metadata, name: &DomainName) -> Result<()> {
+        for _ in 0..TRIES {
+            let Some(decides) = key_of(catalogue, name).await? else { return Ok(()) };
+            if read_key(&*self.packs).await?.as_ref() == Some(&decides) {
                 return Ok(());
             }
             self.storage_is_there().await?;
-            write_key(&*self.packs, wrapped).await
-        };
-        if let Err(error) = kept.await {
-            tracing::warn!(%error, "the wrapped key of a domain could not be written beside its packs");
+            write_key(&*self.packs, &decides).await?;
+            // Another process may have wrapped it again in between: the older one must not stay,
+            // for the key that opens it may be destroyed.
         }
+        Err(Error::Overloaded("another process wraps the key of this domain"))
     }
+
+    /// Notes, before a store gets its first pack, that it is not encrypted. Another process may be
+    /// about to encrypt it while it is empty: the first of them decides.
+    ///
+    /// # Errors
+    /// [`Error::Locked`] if it is encrypted since.
+    pub(crate) async fn decide_clear(&self) -> Result<()> {
+        if self.is_encrypted() {
+            return Ok(());
+        }
+        let name = DomainName::default();
+        // Before the key is looked for: packs that came after it may be encrypted.
+        let has_packs = !self.metadata.packs(None, 1).await?.is_empty();
+        let decided = match self.metadata.domain_key(name.clone()).await? {
+            Some(decided) => decided,
+            // Never encrypted any more, and a full disk must not keep collection from its work.
+            None if has_packs => return Ok(()),
+            None => self.metadata.enter_domain_key(name, IN_THE_CLEAR.to_owned()).await?,
+        };
+        is_clear(&decided)
+    }
+
+    /// Checks that no other process has encrypted a store that is to be written to in the clear.
+    ///
+    /// # Errors
+    /// [`Error::Locked`].
+    pub(crate) async fn is_clear_still(&self) -> Result<()> {
+        if self.is_encrypted() || self.marked.initialized() {
+            return Ok(());
+        }
+        let decided = self.metadata.domain_key(DomainName::default()).await?;
+        decided.map_or(Ok(()), |decided| is_clear(&decided))
+    }
+}
+
+fn is_clear(decided: &str) -> Result<()> {
+    if decided == IN_THE_CLEAR {
+        return Ok(());
+    }
+    let words = "another process has encrypted this domain since this one was started: start this one again, with the same settings";
+    Err(Error::Locked(words.into()))
+}
+
+/// Refuses to replace the key of other packs by that of a domain: nothing could read them then.
+fn may_replace(there: &WrappedKey, wrapped: &WrappedKey) -> Result<()> {
+    if there.id == wrapped.id {
+        return Ok(());
+    }
+    Err(Error::Locked(format!(
+        "{KEY} on the storage has the key {}, and the key of this domain is {}: packs of another domain lie there. Move them away, or give \
+         this domain another place",
+        there.id, wrapped.id
+    )))
 }
 
 /// The wrapped key on a storage.
@@ -115,9 +187,15 @@ pub(crate) async fn read_key(packs: &dyn ObjectStore) -> Result<Option<WrappedKe
     WrappedKey::parse(text).map(Some)
 }
 
-/// Writes the wrapped key beside the packs.
+/// Writes the wrapped key beside the packs, durably.
+///
+/// # Errors
+/// [`Error::Locked`] if another key lies there.
 #[boxed]
-pub(crate) async fn write_key(packs: &dyn ObjectStore, wrapped: &WrappedKey) -> Result<()> {
+async fn write_key(packs: &dyn ObjectStore, wrapped: &WrappedKey) -> Result<()> {
+    if let Some(there) = read_key(packs).await? {
+        may_replace(&there, wrapped)?;
+    }
     let text = format!("{wrapped}\n");
     packs.put(&Path::from(KEY), text.into()).await.map(|_| ()).map_err(Error::packs)
 }
@@ -134,15 +212,16 @@ impl Keys {
         let Some(wrapped) = self.default_key(&store, &name).await? else { return Ok(store) };
         let key = self.unwrap(&name, &wrapped).await?;
         let store = store.encrypted((key, wrapped));
-        store.keep_key().await;
+        store.keep_key(&*store.metadata, &name).await;
         Ok(store)
     }
 
     async fn default_key(&self, store: &Store, name: &DomainName) -> Result<Option<WrappedKey>> {
-        if let Some(wrapped) = key_of(&*store.metadata, name).await? {
+        let decided = store.metadata.domain_key(name.clone()).await?;
+        if let Some(wrapped) = decided.as_deref().map(key_in).transpose()?.flatten() {
             return Ok(Some(wrapped));
         }
-        if !store.metadata.is_empty().await? {
+        if decided.is_some() || !store.metadata.is_empty().await? {
             if self.encrypt_new() {
                 tracing::info!("the default domain is not encrypted: it was made before new domains were to be");
             }
@@ -157,14 +236,14 @@ impl Keys {
         // One that cannot be opened is not entered.
         self.unwrap(name, &wrapped).await?;
         let entered = store.metadata.enter_domain_key(name.clone(), wrapped.to_string()).await?;
-        WrappedKey::parse(&entered).map(Some)
+        key_in(&entered)
     }
 }
 
 /// Whether no store has used this storage, as far as can be seen: tables that are lost do not make
 /// one new whose packs are in the clear.
 #[boxed]
-async fn is_new(packs: &dyn ObjectStore) -> Result<bool> {
+pub(crate) async fn is_new(packs: &dyn ObjectStore) -> Result<bool> {
     match packs.head(&Path::from(marker::KEY)).await {
         Ok(_) => return Ok(false),
         Err(object_store::Error::NotFound { .. }) => {}
@@ -183,5 +262,10 @@ async fn is_new(packs: &dyn ObjectStore) -> Result<bool> {
 #[boxed]
 pub(crate) async fn key_of(catalogue: &dyn Metadata, name: &DomainName) -> Result<Option<WrappedKey>> {
     let text = catalogue.domain_key(name.clone()).await?;
-    text.map(|text| WrappedKey::parse(&text)).transpose()
+    Ok(text.as_deref().map(key_in).transpose()?.flatten())
+}
+
+/// The wrapped key that a row of the catalogue has.
+fn key_in(row: &str) -> Result<Option<WrappedKey>> {
+    if row == IN_THE_CLEAR { Ok(None) } else { WrappedKey::parse(row).map(Some) }
 }

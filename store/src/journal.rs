@@ -62,6 +62,7 @@ impl Store {
             // A reader would refuse it.
             return Err(FormatError::TooLarge { what: "journal", found, limit }.into());
         }
+        self.is_clear_still().await?;
         let path = Path::from(row.key.as_str());
         self.packs.put(&path, PutPayload::from(bytes)).await.map_err(Error::packs)?;
         self.settle_folder(&path).await?;

@@ -26,6 +26,7 @@ impl Store {
     pub(crate) async fn mark(&self) -> Result<()> {
         let mark = || async {
             self.names_are_known().await?;
+            self.decide_clear().await?;
             self.put_marker().await
         };
         self.marked.get_or_try_init(mark).await.copied()

@@ -93,15 +93,19 @@ impl DomainHome {
 
     /// The wrapped key beside the packs of a domain.
     pub(super) async fn key(&self, name: &DomainName) -> Result<Option<WrappedKey>> {
-        if !self.has_any(name).await? {
+        // A bucket is not listed for it.
+        if matches!(self.packs, DomainPacks::Files { .. }) && !self.has_any(name).await? {
             return Ok(None);
         }
         encryption::read_key(&*self.place(name)?.0).await
     }
 
-    /// Writes the wrapped key beside the packs of a domain.
-    pub(super) async fn write_key(&self, name: &DomainName, wrapped: &WrappedKey) -> Result<()> {
-        encryption::write_key(&*self.place(name)?.0, wrapped).await
+    /// Whether no store has used the place of a domain.
+    pub(super) async fn is_new(&self, name: &DomainName) -> Result<bool> {
+        if matches!(self.packs, DomainPacks::Files { .. }) && !self.has_any(name).await? {
+            return Ok(true);
+        }
+        encryption::is_new(&*self.place(name)?.0).await
     }
 
     /// Removes everything of a domain; returns whether that was done within the budget, and as long

@@ -8,6 +8,7 @@ use base64::engine::general_purpose::STANDARD;
 use pfr_schema::DomainName;
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 use ring::digest::{SHA256, digest};
+use rustix::process::{Pid, Signal, kill_process_group};
 use std::fmt;
 use std::io::Read as _;
 use std::os::unix::fs::MetadataExt as _;
@@ -264,7 +265,7 @@ impl KeyCommand {
     async fn run(&self, verb: &str, line: &str) -> Result<String> {
         match tokio::time::timeout(self.timeout, self.run_to_end(verb, line)).await {
             Ok(printed) => printed,
-            // Dropping it has killed the program.
+            // Dropping it has killed the program, and what that has started.
             Err(_) => Err(self.failed(verb, &format!("it did not end within {} s", self.timeout.as_secs_f32()))),
         }
     }
@@ -272,7 +273,8 @@ impl KeyCommand {
     async fn run_to_end(&self, verb: &str, line: &str) -> Result<String> {
         let mut command = Command::new(&self.program);
         command.arg(verb).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
-        let mut child = command.spawn().map_err(|e| self.failed(verb, &format!("it cannot be started: {e}")))?;
+        let mut child = command.process_group(0).spawn().map_err(|e| self.failed(verb, &format!("it cannot be started: {e}")))?;
+        let group = Group(child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?)));
         let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
         let give = async {
             if let Some(mut stdin) = stdin {
@@ -283,6 +285,7 @@ impl KeyCommand {
         let longest = WrappedKey::LONGEST_KEY as u64 + 2;
         let ((), printed, words) = futures::join!(give, read(stdout, longest), read(stderr, WORDS));
         let status = child.wait().await.map_err(|e| self.failed(verb, &e.to_string()))?;
+        group.ended();
         if !status.success() {
             let words = String::from_utf8_lossy(&words);
             let words: String = words.trim().chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
@@ -298,6 +301,26 @@ impl KeyCommand {
 
     fn failed(&self, verb: &str, reason: &str) -> Error {
         Error::Locked(format!("key command `{} {verb}`: {reason}", self.program.display()))
+    }
+}
+
+/// A program that was not waited for, and what it has started: a script that is killed alone would
+/// leave the program behind that hangs.
+struct Group(Option<Pid>);
+
+impl Group {
+    /// Its number may be that of others from now on.
+    fn ended(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        if let Some(group) = self.0 {
+            // It may have ended by itself.
+            let _ = kill_process_group(group, Signal::KILL);
+        }
     }
 }
 

@@ -25,7 +25,8 @@ pub(crate) const OVERHEAD: u64 = (HEADER + TAG) as u64;
 pub(crate) const SEALED: u64 = SEGMENT + OVERHEAD;
 
 const HEADER: usize = MAGIC.len() + ID + SALT;
-const MAGIC: &[u8; 4] = b"pfs1";
+/// How each segment begins.
+pub(crate) const MAGIC: &[u8; 4] = b"pfs1";
 const ID: usize = 4;
 const SALT: usize = 24;
 const TAG: usize = 16;

@@ -109,6 +109,13 @@ impl Rebuild<'_> {
                 self.look_at_headers(key, &index).await?;
                 (index.entries, PackSizes { bytes: index.len, frame_bytes: index.frames_end - MAGIC.len() as u64 })
             }
+            IndexFound::Bad(..) if self.lacks_its_key(key).await? => {
+                self.report.refused.push(format!(
+                    "{key}: it is encrypted, and {} is not beside the packs: put that object back, and rebuild into a new database",
+                    encryption::KEY
+                ));
+                return Ok(());
+            }
             IndexFound::Bad(bytes, reason) => {
                 let entries = self.salvage(key, bytes).await?;
                 self.report.refused.push(format!("{key}: {reason}; {} blobs in it are well", entries.len()));
@@ -133,6 +140,15 @@ impl Rebuild<'_> {
         self.report.objects += self.store.metadata.adopt_pack(key.to_owned(), bytes, frames, lease).await?.new;
         self.report.packs += 1;
         Ok(())
+    }
+
+    /// Whether a pack of a domain that passes for one without encryption is encrypted.
+    async fn lacks_its_key(&self, key: &str) -> Result<bool> {
+        if self.store.is_encrypted() {
+            return Ok(false);
+        }
+        let begin = self.store.read_pack_to_check(key, 0..encryption::MAGIC.len() as u64).await?;
+        Ok(begin.is_some_and(|begin| begin[..] == encryption::MAGIC[..]))
     }
 
     /// Verifies the copies of blobs that a newer pack had too: the newest copy may have been dead

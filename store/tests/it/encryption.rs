@@ -135,6 +135,67 @@ async fn deleting_a_domain_destroys_its_key_before_its_bytes(backend: Backend) {
     let elsewhere = there.domains_with(2, keys(&dir, 'a')).await;
     let report = elsewhere.adopt(&sealed).await.unwrap().rebuild(&mut |_| ()).await.unwrap();
     assert!(report.objects == 0 && report.snapshots == 0 && !report.refused.is_empty(), "{report:?}");
+    assert!(report.refused.iter().any(|reason| reason.contains("pf-key is not beside the packs")), "{report:?}");
+}
+
+async fn making_a_domain_where_another_lies_never_replaces_its_key(backend: Backend) {
+    let (rig, dir) = (Rig::new(backend).await, tempfile::tempdir().unwrap());
+    let domains = rig.domains_with(4, keys(&dir, 'a')).await;
+    let s = snapshot(&[1, 2, 3], vec![]);
+    for (domain, encrypted) in [("sealed", true), ("plain", false)] {
+        domains.create_as(&name(domain), Some(encrypted)).await.unwrap();
+        push(&domains.open(&name(domain)).await.unwrap(), &s, "t").await.unwrap();
+    }
+    // The catalogue is lost, and a request makes the domains before they are rebuilt.
+    let there = Rig::new(backend).await;
+    for domain in ["sealed", "plain"] {
+        for (path, bytes) in bytes_below(&rig, domain).await {
+            there.put(&path, bytes).await;
+        }
+    }
+    let (sealed, before) = (name("sealed"), there.list(None).await);
+    let key = there.bytes(&Path::from("domains/sealed/pf-key")).await;
+    for (keys, encrypted) in [(keys(&dir, 'b'), Some(true)), (Keys::default(), None)] {
+        let elsewhere = there.domains_with(2, keys).await;
+        let refused = elsewhere.create_as(&sealed, encrypted).await.unwrap_err();
+        assert!(matches!(refused, Error::Locked(_)), "{refused}");
+        assert!(matches!(elsewhere.get(&sealed).await, Err(Error::DomainUnknown(_))));
+    }
+    let elsewhere = there.domains_with(2, keys(&dir, 'a')).await;
+    for (domain, encrypted) in [("sealed", false), ("plain", true)] {
+        let refused = elsewhere.create_as(&name(domain), Some(encrypted)).await.unwrap_err();
+        assert!(matches!(refused, Error::Invalid(_)), "{refused}");
+        assert!(matches!(elsewhere.get(&name(domain)).await, Err(Error::DomainUnknown(_))));
+    }
+    let refused = elsewhere.create_as(&sealed, Some(true)).await.unwrap_err();
+    assert!(matches!(refused, Error::Unavailable { what: "metadata", .. }), "{refused}");
+    assert_eq!(there.bytes(&Path::from("domains/sealed/pf-key")).await, key);
+    assert_eq!(there.list(None).await, before);
+    let report = elsewhere.adopt(&sealed).await.unwrap().rebuild(&mut |_| ()).await.unwrap();
+    assert_eq!((report.snapshots, report.refused.len()), (1, 0), "{report:?}");
+    elsewhere.open(&sealed).await.unwrap().verify(&s.manifest.digest, &mut |_| ()).await.unwrap();
+}
+
+async fn nothing_is_stored_while_the_key_beside_the_packs_is_another(backend: Backend) {
+    let (rig, dir) = (Rig::new(backend).await, tempfile::tempdir().unwrap());
+    let domains = rig.domains_with(2, keys(&dir, 'a')).await;
+    for domain in ["sealed", "other"] {
+        domains.create_as(&name(domain), Some(true)).await.unwrap();
+    }
+    let (sealed, at) = (name("sealed"), Path::from("domains/sealed/pf-key"));
+    let right = rig.bytes(&at).await;
+    for wrong in [rig.bytes(&Path::from("domains/other/pf-key")).await, b"no key".to_vec()] {
+        rig.put(&at, wrong.clone()).await;
+        let next = rig.domains_with(2, keys(&dir, 'a')).await;
+        let refused = push(&next.open(&sealed).await.unwrap(), &snapshot(&[1], vec![]), "t").await.unwrap_err();
+        assert!(matches!(refused, Error::Locked(_)), "{refused}");
+        assert!(matches!(next.rewrap(&sealed).await, Err(Error::Locked(_))));
+        assert_eq!(rig.bytes(&at).await, wrong, "the key of other packs is not replaced");
+        assert!(!rig.list(Some("domains/sealed")).await.iter().any(|path| path.as_ref().ends_with(".pfpack")));
+    }
+    rig.put(&at, right).await;
+    let next = rig.domains_with(2, keys(&dir, 'a')).await;
+    push(&next.open(&sealed).await.unwrap(), &snapshot(&[1], vec![]), "t").await.unwrap();
 }
 
 async fn a_domain_is_rebuilt_elsewhere_with_the_key_and_not_without(backend: Backend) {
@@ -181,6 +242,8 @@ on_backends!([sqlite_disk = SqliteDisk, postgres_s3 = PostgresS3]:
     two_processes_that_make_a_domain_at_once_have_one_key,
     deleting_a_domain_destroys_its_key_before_its_bytes,
     a_domain_is_rebuilt_elsewhere_with_the_key_and_not_without,
+    making_a_domain_where_another_lies_never_replaces_its_key,
+    nothing_is_stored_while_the_key_beside_the_packs_is_another,
 );
 
 /// An encrypted domain in a directory, and two snapshots in a pack each, the second one of many

@@ -2,11 +2,17 @@
 
 use super::{holds, key_file, key_text, keys, name, open, options};
 use crate::common::rig::{Backend, Rig};
-use crate::common::{leaks, push, snapshot};
+use crate::common::{leaks, push, repository, snapshot, tag};
+use async_trait::async_trait;
+use object_store::memory::InMemory;
 use object_store::path::Path;
-use pfr_store::{Domains, Error, KeyOptions, Keys};
+use object_store::{ObjectStore, ObjectStoreExt as _};
+use pfr_store::{Clock, DomainHome, DomainPacks, DomainTables, Domains, Error, KeyOptions, Keys, Metadata, Options, SqliteMetadata, Store};
+use pfr_testkit::storage::{Call, Hooks, Moment, hooked};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
@@ -64,6 +70,46 @@ async fn a_new_key_wraps_again_without_a_pack_and_a_kill_in_between_does_no_harm
 on_backends!([sqlite_disk = SqliteDisk, postgres_s3 = PostgresS3]:
     a_new_key_wraps_again_without_a_pack_and_a_kill_in_between_does_no_harm,
 );
+
+/// Another process wraps the key again right before this one writes it beside the packs.
+#[derive(Debug)]
+struct Meanwhile(Domains, AtomicBool);
+
+#[async_trait]
+impl Hooks for Meanwhile {
+    async fn before(&self, call: &Call) -> object_store::Result<Option<object_store::Error>> {
+        let is_key = call.moment == Moment::Put && call.location.as_ref() == "domains/sealed/pf-key";
+        if is_key && !self.1.swap(true, Ordering::SeqCst) {
+            assert!(self.0.rewrap(&name("sealed")).await.unwrap());
+        }
+        Ok(None)
+    }
+}
+
+#[tokio::test]
+async fn a_process_that_is_late_leaves_no_key_that_the_old_file_wrapped() {
+    let (dir, tables) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (sealed, at) = (name("sealed"), Path::from("domains/sealed/pf-key"));
+    let metadata: Arc<dyn Metadata> = SqliteMetadata::open_in_memory(Clock::system()).await.unwrap();
+    let process = |bucket: &Arc<dyn ObjectStore>, keys: Keys| {
+        let default = Store::new(Arc::clone(bucket), Arc::clone(&metadata), Options::default());
+        let packs = DomainPacks::Bucket(Arc::clone(bucket));
+        Domains::with_keys(default, Some(DomainHome { tables: DomainTables::Files(tables.path().to_owned()), packs }), keys)
+    };
+    let bucket: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+    process(&bucket, keys(&dir, 'a')).create_as(&sealed, Some(true)).await.unwrap();
+    // As if the process had been killed before it wrote the key.
+    bucket.delete(&at).await.unwrap();
+    let both = KeyOptions { old_key_file: options(&dir, "a.key", 'a').key_file, ..options(&dir, "b.key", 'b') };
+    let meanwhile = Arc::new(Meanwhile(process(&bucket, Keys::new(both).unwrap()), AtomicBool::new(false)));
+    let late = process(&hooked(Arc::clone(&bucket), meanwhile.clone()), keys(&dir, 'a'));
+    late.open(&sealed).await.unwrap();
+    assert!(meanwhile.1.load(Ordering::SeqCst));
+    let kept = bucket.get(&at).await.unwrap().bytes().await.unwrap();
+    let decides = metadata.domain_key(sealed.clone()).await.unwrap().unwrap();
+    assert_eq!(std::str::from_utf8(&kept).unwrap().trim_end(), decides);
+    process(&bucket, keys(&dir, 'b')).open(&sealed).await.unwrap();
+}
 
 #[test]
 fn a_key_file_that_others_can_read_or_that_is_no_key_is_refused_by_its_name() {
@@ -229,4 +275,94 @@ async fn the_default_domain_is_encrypted_from_its_first_byte_on_or_never() {
         // New ones are encrypted.
         assert!(domains.create(&name("sealed")).await.unwrap().0.encrypted);
     }
+}
+
+#[tokio::test]
+async fn processes_with_other_settings_put_no_plaintext_into_an_encrypted_default_domain() {
+    let dir = tempfile::tempdir().unwrap();
+    let (data, s) = (dir.path().join("data"), snapshot(&[1, 2], vec![]));
+    let plain = open(&data, KeyOptions::default()).await.unwrap();
+    let sealed = open(&data, new_domains(options(&dir, "a.key", 'a'))).await.unwrap();
+    assert!(!plain.default_store().is_encrypted() && sealed.default_store().is_encrypted());
+    let refused = push(plain.default_store(), &s, "t").await.unwrap_err();
+    assert!(matches!(&refused, Error::Locked(reason) if reason.contains("start this one again")), "{refused}");
+    push(sealed.default_store(), &s, "t").await.unwrap();
+    // Nor a name: the process that has the key journals it.
+    let refused = plain.default_store().put_tag(&repository(), tag("u"), s.manifest.digest, None).await.unwrap_err();
+    assert!(matches!(refused, Error::Locked(_)), "{refused}");
+    sealed.default_store().flush_journal().await.unwrap();
+    for file in packs(&data).keys().filter(|file| file.contains('/')) {
+        let bytes = std::fs::read(data.join("packs").join(file)).unwrap();
+        assert!(bytes.starts_with(b"pfs1") && !holds(&bytes, b"team/agent"), "{file}");
+    }
+
+    // The first that writes decides, also if it is killed before it has written anything.
+    let data = dir.path().join("other");
+    let plain = open(&data, KeyOptions::default()).await.unwrap();
+    let decided = plain.default_store().metadata().enter_domain_key(name("default"), String::new()).await.unwrap();
+    assert_eq!(decided, "");
+    let late = open(&data, new_domains(options(&dir, "a.key", 'a'))).await.unwrap();
+    assert!(!late.default_store().is_encrypted() && packs(&data).is_empty());
+    push(plain.default_store(), &s, "t").await.unwrap();
+    late.default_store().verify(&s.manifest.digest, &mut |_| ()).await.unwrap();
+    // And a push does.
+    let data = dir.path().join("third");
+    let plain = open(&data, KeyOptions::default()).await.unwrap();
+    push(plain.default_store(), &s, "t").await.unwrap();
+    let entered = plain.default_store().metadata().enter_domain_key(name("default"), "late".into()).await.unwrap();
+    assert_eq!(entered, "");
+}
+
+#[tokio::test]
+async fn a_key_is_not_wrapped_again_with_success_while_its_storage_is_away() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = dir.path().join("data");
+    let domains = open(&data, new_domains(options(&dir, "a.key", 'a'))).await.unwrap();
+    push(domains.default_store(), &snapshot(&[1], vec![]), "t").await.unwrap();
+    drop(domains);
+    let both = KeyOptions { old_key_file: options(&dir, "a.key", 'a').key_file, ..options(&dir, "b.key", 'b') };
+    let domains = open(&data, both).await.unwrap();
+    let (here, away) = (data.join("packs"), data.join("away"));
+    std::fs::rename(&here, &away).unwrap();
+    std::fs::create_dir(&here).unwrap();
+    let error = domains.rewrap(&name("default")).await.unwrap_err();
+    assert!(matches!(error, Error::Unavailable { what: "storage", .. }), "{error}");
+    assert!(packs(&data).is_empty());
+    std::fs::remove_dir(&here).unwrap();
+    std::fs::rename(&away, &here).unwrap();
+    assert!(domains.rewrap(&name("default")).await.unwrap());
+    let kept = std::fs::read_to_string(here.join("pf-key")).unwrap();
+    let decides = domains.default_store().metadata().domain_key(name("default")).await.unwrap().unwrap();
+    assert_eq!(kept.trim_end(), decides);
+}
+
+#[tokio::test]
+async fn a_key_service_that_refuses_is_not_asked_for_each_request() {
+    let dir = tempfile::tempdir().unwrap();
+    let (data, runs) = (dir.path().join("data"), dir.path().join("runs"));
+    let sealed = name("sealed");
+    open(&data, command(&dir, "cat")).await.unwrap().create_as(&sealed, Some(true)).await.unwrap();
+    let script = format!("echo run >> {}; echo it is away >&2; exit 1", runs.display());
+    let domains = open(&data, command(&dir, &script)).await.unwrap();
+    for _ in 0..3 {
+        assert!(domains.open_all().await.unwrap().is_empty());
+        let error = domains.open(&sealed).await.unwrap_err();
+        assert!(matches!(&error, Error::Locked(reason) if reason.contains("it is away")), "{error}");
+    }
+    assert_eq!(std::fs::read_to_string(&runs).unwrap(), "run\n");
+    // Another process asks at once.
+    open(&data, command(&dir, "cat")).await.unwrap().open(&sealed).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_command_that_hangs_is_killed_with_what_it_has_started() {
+    let dir = tempfile::tempdir().unwrap();
+    let late = dir.path().join("late");
+    let script = format!("(sleep 3; echo still here > {}) & wait", late.display());
+    let hangs = KeyOptions { command_timeout: Duration::from_secs(1), ..command(&dir, &script) };
+    let domains = open(&dir.path().join("data"), hangs).await.unwrap();
+    let error = domains.create_as(&name("sealed"), Some(true)).await.unwrap_err();
+    assert!(error.to_string().contains("did not end within 1 s"), "{error}");
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    assert!(!late.exists());
 }
