@@ -1,11 +1,11 @@
 //! Where a restore takes a snapshot from: the local store if the request says so or names a digest
 //! that is there, else the registry. Blobs of a registry pass through the local store, or, if the
-//! engine takes a sequence at once, by it. What does not
-//! fit the engine is refused before.
+//! engine takes a sequence at once, by it. What does not fit the engine is refused before.
 
 use super::blobs::Blobs;
 use crate::Agent;
 use crate::error::{Error, Result};
+use crate::priority::First;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use pfr_client::{Destination, Passage, Progress, Way};
@@ -64,11 +64,13 @@ pub(super) struct Found {
     pub source: Source,
     /// Bytes of frames that a pull has fetched.
     pulled: u64,
+    /// Pulls in the background give way while blobs pass.
+    _first: Option<First>,
 }
 
 impl Found {
     fn here(agent: &Agent, digest: Digest, pulled: u64) -> Self {
-        Self { digest, source: Source::Store(agent.store().clone()), pulled }
+        Self { digest, source: Source::Store(agent.store().clone()), pulled, _first: None }
     }
 
     /// Bytes of frames fetched from the registry so far.
@@ -223,7 +225,7 @@ pub(super) async fn find(agent: &Agent, engine: &str, request: &RestoreRequest, 
     let remote = agent.config().remote_to_pull_from(registry)?;
     let (store, tag) = (agent.store().clone(), selector.tag().cloned());
     // Pulls in the background give way.
-    let _first = agent.priority().restore();
+    let first = agent.priority().restore();
     let found = async {
         let said = pfr_client::look_up(&remote, repository, &selector).await?;
         agent.check(engine, &Outline::of(&said, request.reshard)?)?;
@@ -237,7 +239,7 @@ pub(super) async fn find(agent: &Agent, engine: &str, request: &RestoreRequest, 
             Through::Engine => {
                 let way = if request.no_store { Way::Pass } else { Way::Keep(tag) };
                 let passage = Passage::open(&remote, repository, &said, &store, way, agent.flight()).await?;
-                Ok(here_or_passing(agent, passage).await?)
+                Ok(here_or_passing(agent, passage, first).await?)
             }
         }
     };
@@ -253,11 +255,11 @@ pub(super) async fn find(agent: &Agent, engine: &str, request: &RestoreRequest, 
 }
 
 /// A snapshot of which nothing has to pass is completed in the local store first.
-async fn here_or_passing(agent: &Agent, passage: Passage) -> pfr_client::Result<Found> {
+async fn here_or_passing(agent: &Agent, passage: Passage, first: First) -> pfr_client::Result<Found> {
     let digest = passage.digest();
     if passage.keeps() && passage.is_here() {
         passage.finish().await?;
         return Ok(Found::here(agent, digest, passage.bytes_received()));
     }
-    Ok(Found { digest, source: Source::Registry { passage, store: agent.store().clone() }, pulled: 0 })
+    Ok(Found { digest, source: Source::Registry { passage, store: agent.store().clone() }, pulled: 0, _first: Some(first) })
 }

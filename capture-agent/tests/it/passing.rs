@@ -8,7 +8,7 @@ use crate::common::{Host, host_with, registry, until};
 use parking_lot::Mutex;
 use pfr_agent::Error;
 use pfr_agent::control::Control;
-use pfr_schema::agent::{EngineInfo, Push, RestoreReport, RestoreRequest, SnapshotRequest, Stored};
+use pfr_schema::agent::{EngineInfo, JobRequest, JobState, Push, RestoreReport, RestoreRequest, SnapshotRequest, Stored, WarmRequest};
 use pfr_schema::checkpoint::Checkpoint;
 use pfr_schema::engine::Verb;
 use pfr_schema::run::Run;
@@ -19,6 +19,7 @@ use pfr_testkit::front::{Fate, Front, Seen};
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 /// Bytes of a page of [`Group::flat`], and what it takes of the bytes in flight: both copies, in
 /// whole KiB.
@@ -405,4 +406,25 @@ async fn an_engine_that_asks_needs_the_store() {
     assert!(error.to_string().contains("without --no-store"), "{error}");
     assert_eq!(scene.asked(0), []);
     assert_eq!(scene.restore("asks", false).await.unwrap().in_store, Stored::Here);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_in_the_background_gives_way_while_pages_pass_to_an_engine() {
+    let scene = Scene::of(Spec::flat("e"), FEW as u64 * COST).await;
+    let engine = scene.engine("there");
+    engine.watch.hold_writes();
+    let agent = scene.there.agent.clone();
+    let restoring = tokio::spawn(async move { agent.restore("there", request(true)).await });
+    until("the engine is written to", || engine.watch.is_writing()).await;
+    let warm = WarmRequest { references: vec!["team/agent:now".into()], ..WarmRequest::default() };
+    let job = scene.there.agent.begin(JobRequest::Warm(warm)).await.unwrap();
+    // Nodes are asked for one level after another, and each piece of an answer waits for 2 s.
+    let ended = scene.there.agent.jobs().wait(&job.id);
+    assert!(tokio::time::timeout(Duration::from_secs(3), ended).await.is_err(), "it did not wait for the restore");
+    engine.watch.release_writes();
+    let report = restoring.await.unwrap().unwrap();
+    scene.equals(&engine, &report);
+    let ended = scene.there.agent.jobs().wait(&job.id);
+    let ended = tokio::time::timeout(Duration::from_secs(60), ended).await.expect("it ends").unwrap();
+    assert_eq!(ended.state, JobState::Done, "{ended:?}");
 }
