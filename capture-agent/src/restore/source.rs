@@ -12,9 +12,8 @@ use pfr_client::{Destination, Passage, Progress, Way};
 use pfr_schema::agent::{Outline, RestoreRequest, RestoringInfo, Stored};
 use pfr_schema::{Digest, Limits, Reference, Selector};
 use pfr_store::Store;
-use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::RwLock;
+use tokio::sync::watch;
 
 /// How long a restore waits for those before it to be complete in the local store. Then it goes on,
 /// and fetches what it does not find there.
@@ -109,7 +108,8 @@ impl Found {
             return;
         }
         let (passage, agent) = (passage.clone(), agent.clone());
-        let under_way = Arc::clone(&agent.passages().behind).read_owned().await;
+        // Before the report: a restore that begins after it finds this.
+        let under_way = agent.passages().behind.subscribe();
         tokio::spawn(async move {
             match passage.finish().await {
                 Ok(()) => agent.tidy(),
@@ -126,8 +126,8 @@ impl Found {
 /// Restores whose blobs come from a registry.
 #[derive(Debug, Default)]
 pub struct Passages {
-    /// Held for reading while a snapshot is completed in the local store.
-    behind: Arc<RwLock<()>>,
+    /// Each receiver is a snapshot that is completed in the local store.
+    behind: watch::Sender<()>,
     under_way: Mutex<Vec<UnderWay>>,
 }
 
@@ -141,7 +141,7 @@ struct UnderWay {
 impl Passages {
     /// Waits until snapshots that were restored are complete in the local store.
     async fn settled(&self) {
-        if tokio::time::timeout(SETTLE, self.behind.write()).await.is_err() {
+        if tokio::time::timeout(SETTLE, self.behind.closed()).await.is_err() {
             tracing::info!("a snapshot that was restored is not complete in this host's store yet");
         }
     }

@@ -20,6 +20,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
+use tokio::sync::Semaphore;
 
 /// Bytes of a page of [`Group::flat`], and what it takes of the bytes in flight: both copies, in
 /// whole KiB.
@@ -427,4 +428,44 @@ async fn a_job_in_the_background_gives_way_while_pages_pass_to_an_engine() {
     let ended = scene.there.agent.jobs().wait(&job.id);
     let ended = tokio::time::timeout(Duration::from_secs(60), ended).await.expect("it ends").unwrap();
     assert_eq!(ended.state, JobState::Done, "{ended:?}");
+}
+
+/// Token position of a restore that leaves pages for the local store to fetch behind it.
+const PART: u64 = 32;
+
+/// A registry that holds back the last page, which restores up to [`PART`] do not ask for.
+fn without_the_last_page(scene: &Scene) -> Arc<Semaphore> {
+    let (gate, last) = (Arc::new(Semaphore::new(0)), *scene.blobs["main"].last().unwrap());
+    let held = Arc::clone(&gate);
+    scene.set(move |seen| match seen.asked() {
+        Some(asked) if asked.contains(&last) => Fate::Hold(Arc::clone(&held)),
+        _ => Fate::Pass,
+    });
+    gate
+}
+
+fn part() -> RestoreRequest {
+    RestoreRequest { position: Some(PART), ..request(false) }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_report_waits_for_the_store_behind_another_restore() {
+    let scene = Scene::of(Spec::flat("e"), 256 << 20).await;
+    let [_one, _two, three] = ["one", "two", "three"].map(|name| scene.engine(name));
+    let gate = without_the_last_page(&scene);
+    three.watch.hold_writes();
+    let agent = scene.there.agent.clone();
+    let third = tokio::spawn(async move { agent.restore("three", part()).await });
+    until("the third engine is written to", || three.watch.is_writing()).await;
+    // The store behind the first restore waits for a page, and the second restore for the store.
+    let first = scene.there.agent.restore("one", part()).await.unwrap();
+    assert_eq!((first.in_store, first.boundary), (Stored::Behind, PART));
+    let mut second = Box::pin(scene.there.agent.restore("two", part()));
+    assert!(futures::poll!(&mut second).is_pending());
+    three.watch.release_writes();
+    let report = tokio::time::timeout(Duration::from_secs(5), third).await.expect("its report waits").unwrap().unwrap();
+    assert_eq!(report.in_store, Stored::Behind);
+    gate.add_permits(100);
+    let report = tokio::time::timeout(Duration::from_secs(60), second).await.expect("it ends").unwrap();
+    assert_eq!((report.digest, report.in_store), (scene.digest, Stored::Here));
 }
