@@ -469,3 +469,27 @@ async fn no_report_waits_for_the_store_behind_another_restore() {
     let report = tokio::time::timeout(Duration::from_secs(60), second).await.expect("it ends").unwrap();
     assert_eq!((report.digest, report.in_store), (scene.digest, Stored::Here));
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tag_that_was_saved_anew_meanwhile_stays() {
+    let scene = Scene::of(Spec::flat("e"), 256 << 20).await;
+    let engine = scene.engine("there");
+    let gate = without_the_last_page(&scene);
+    let report = scene.there.agent.restore("there", part()).await.unwrap();
+    assert_eq!(report.in_store, Stored::Behind);
+    let restored = report.sequence.unwrap();
+    engine.step(&restored, STEPS);
+    let save =
+        SnapshotRequest { reference: "team/agent:now".into(), sequence: Some(restored), push: Push::Never, ..SnapshotRequest::default() };
+    let saved = scene.there.agent.snapshot("there", save).await.unwrap().digest;
+    assert_ne!(saved, scene.digest);
+    gate.add_permits(100);
+    let (store, repository) = (scene.there.agent.store(), "team/agent".parse().unwrap());
+    let complete = async {
+        while store.snapshot(&repository, &scene.digest).await.is_err() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), complete).await.expect("the store has it");
+    assert_eq!(store.tag(&repository, &"now".parse().unwrap()).await.unwrap().digest, saved);
+}

@@ -24,7 +24,7 @@ use bytes::Bytes;
 use futures::StreamExt as _;
 use futures::stream;
 use parking_lot::Mutex;
-use pfr_schema::api::{Signature, SnapshotDetail};
+use pfr_schema::api::{Signature, SnapshotDetail, TagState};
 use pfr_schema::codec::Codecs;
 use pfr_schema::container::Container;
 use pfr_schema::tree::Document;
@@ -47,7 +47,8 @@ const READ_FIRST: [&str; 3] = [media_type::TOKENS, media_type::ORACLE, media_typ
 /// What becomes of the bytes that pass.
 #[derive(Clone, Debug)]
 pub enum Way {
-    /// The local store is filled behind the reader, and the tag moved there, if one is given.
+    /// The local store is filled behind the reader, and the tag moved there, if one is given. A tag
+    /// that something else has moved since the reader began stays: it may be newer.
     Keep(Option<Tag>),
     /// Nothing is added to the local store.
     Pass,
@@ -68,6 +69,8 @@ struct Inner {
     /// What the registry says of its signatures.
     signatures: Vec<Signature>,
     way: Way,
+    /// Where the tag pointed in the local store, if one is to be moved there.
+    before: Option<TagState>,
     /// Blobs that the local store lacks.
     lacking: HashMap<Digest, Item>,
     /// Small blobs, and nodes that the local store lacks, children first.
@@ -83,8 +86,8 @@ struct Inner {
 }
 
 impl Passage {
-    /// Fetches the nodes of a snapshot that [`super::look_up`] found and the local store lacks, and the small documents that a
-    /// reader needs first.
+    /// Fetches the nodes of a snapshot that [`super::look_up`] found and the local store lacks, and
+    /// the small documents that a reader needs first.
     ///
     /// # Errors
     /// As [`crate::pull()`].
@@ -99,6 +102,10 @@ impl Passage {
     ) -> Result<Self> {
         let progress = Progress::default();
         let digest = found.summary.digest;
+        let before = match &way {
+            Way::Keep(Some(tag)) => Some(state_of(store, repository, tag).await?),
+            Way::Keep(None) | Way::Pass => None,
+        };
         let local = LocalSession::open(store, repository).await?;
         let fetcher = Fetcher::new(remote, repository, &progress);
         let (Plan { blobs, containers }, mut documents) = local.end(nodes(&fetcher, &local, digest).await).await?;
@@ -118,6 +125,7 @@ impl Passage {
             digest,
             signatures: found.signatures.clone(),
             way,
+            before,
             lacking,
             documents,
             places,
@@ -210,7 +218,7 @@ impl Passage {
             let left: Vec<Item> = inner.lacking.values().filter(|item| !inner.places.contains_key(&item.digest)).copied().collect();
             let lacking = session.local.lacks(&left).await?;
             session.fetch(lacking.into_iter().map(|at| left[at]).collect()).await?;
-            session.publish(inner.documents.clone(), inner.digest, tag.clone()).await?;
+            session.publish(inner.documents.clone(), inner.digest, tag.clone(), inner.before).await?;
             keep(&inner.store, &inner.repository, &inner.digest, &inner.signatures).await
         };
         let published = publish.await;
@@ -232,6 +240,15 @@ impl Passage {
         if let Err(error) = self.0.store.abort(&self.0.push).await {
             tracing::debug!(%error, "a local session stays open until its lease ends");
         }
+    }
+}
+
+/// Where a tag points in a store.
+async fn state_of(store: &Store, repository: &RepositoryName, tag: &Tag) -> Result<TagState> {
+    match store.tag(repository, tag).await {
+        Ok(row) => Ok(TagState::At(row.digest)),
+        Err(pfr_store::Error::RepositoryUnknown(_) | pfr_store::Error::TagUnknown { .. }) => Ok(TagState::Absent),
+        Err(error) => Err(error.into()),
     }
 }
 
