@@ -31,8 +31,10 @@ use pfr_schema::tree::Document;
 use pfr_schema::{Digest, RepositoryName, Tag, media_type};
 use pfr_store::{Ingested, LivePush, Opened, Store, opened_frames};
 use std::collections::{HashMap, HashSet};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+use tokio::runtime::Handle;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::{JoinHandle, JoinSet};
 
@@ -41,6 +43,8 @@ use tokio::task::{JoinHandle, JoinSet};
 const BATCH_BYTES: u64 = 64 << 20;
 /// Digests in one request.
 const BATCH_DIGESTS: usize = 16 << 10;
+/// Part of a lease after which it is renewed.
+const RENEW: u32 = 4;
 /// Layers that a reader needs before any page.
 const READ_FIRST: [&str; 3] = [media_type::TOKENS, media_type::ORACLE, media_type::SHARDS];
 
@@ -78,6 +82,8 @@ struct Inner {
     /// Positions in it.
     places: HashMap<Digest, usize>,
     behind: Mutex<Option<Behind>>,
+    /// Whether the local session has ended.
+    is_over: AtomicBool,
     flight: Flight,
     progress: Progress,
     received: AtomicU64,
@@ -117,7 +123,7 @@ impl Passage {
             Way::Keep(_) | Way::Pass => None,
         };
         let received = AtomicU64::new(fetcher.frame_bytes());
-        Ok(Self(Arc::new(Inner {
+        let passage = Self(Arc::new(Inner {
             remote: remote.clone(),
             repository: repository.clone(),
             store: store.clone(),
@@ -130,12 +136,15 @@ impl Passage {
             documents,
             places,
             behind: Mutex::new(behind),
+            is_over: AtomicBool::new(false),
             flight: flight.clone(),
             received,
             wanted: AtomicU64::new(0),
             verified: AtomicU64::new(0),
             progress,
-        })))
+        }));
+        tokio::spawn(stay_alive(Arc::downgrade(&passage.0), store.options().lease / RENEW));
+        Ok(passage)
     }
 
     /// The snapshot.
@@ -223,7 +232,9 @@ impl Passage {
         };
         let published = publish.await;
         inner.received.fetch_add(fetcher.frame_bytes(), Ordering::Relaxed);
-        session.local.end(published).await
+        let ended = session.local.end(published).await;
+        inner.is_over.store(true, Ordering::Relaxed);
+        ended
     }
 
     /// Gives the snapshot up. What was verified by now stays in the local store until the next
@@ -232,13 +243,45 @@ impl Passage {
     #[boxed]
     pub async fn close(&self) {
         let behind = self.0.behind.lock().take();
-        if let Some(behind) = behind
-            && let Err(error) = behind.end().await
+        end(&self.0.store, &self.0.push, behind).await;
+        self.0.is_over.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Ends a local session without a commit, when everything that was sent to it is durable.
+async fn end(store: &Store, push: &LivePush, behind: Option<Behind>) {
+    if let Some(behind) = behind
+        && let Err(error) = behind.end().await
+    {
+        tracing::debug!(%error, "blobs of a snapshot that was given up were not stored");
+    }
+    if let Err(error) = store.abort(push).await {
+        tracing::debug!(%error, "a local session stays open until its lease ends");
+    }
+}
+
+impl Drop for Inner {
+    /// A reader that was cancelled has closed nothing.
+    fn drop(&mut self) {
+        if !self.is_over.load(Ordering::Relaxed)
+            && let Ok(runtime) = Handle::try_current()
         {
-            tracing::debug!(%error, "blobs of a snapshot that was given up were not stored");
+            let (store, push, behind) = (self.store.clone(), self.push.clone(), self.behind.get_mut().take());
+            runtime.spawn(async move { end(&store, &push, behind).await });
         }
-        if let Err(error) = self.0.store.abort(&self.0.push).await {
-            tracing::debug!(%error, "a local session stays open until its lease ends");
+    }
+}
+
+/// Renews the lease of what was found in the local store for as long as the passage lives: a reader
+/// may take longer than a lease.
+async fn stay_alive(inner: Weak<Inner>, pause: Duration) {
+    loop {
+        tokio::time::sleep(pause).await;
+        let Some(inner) = inner.upgrade() else { return };
+        match inner.store.live_push(&inner.repository, &inner.push).await {
+            Ok(_) => {}
+            Err(pfr_store::Error::PushUnknown(_)) => return,
+            Err(error) => tracing::debug!(%error, "lease renewal failed, retrying"),
         }
     }
 }
