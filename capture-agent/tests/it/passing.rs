@@ -386,6 +386,7 @@ async fn a_restore_that_is_given_up_ends_its_requests_and_gives_all_back() {
     engine.watch.hold_writes();
     let agent = scene.there.agent.clone();
     let restoring = tokio::spawn(async move { agent.restore("there", request(false)).await });
+    until("the engine is written to", || engine.watch.is_writing()).await;
     until("the budget is used up", || scene.there.agent.flight().used() == bound).await;
     restoring.abort();
     assert!(restoring.await.unwrap_err().is_cancelled());
@@ -393,15 +394,18 @@ async fn a_restore_that_is_given_up_ends_its_requests_and_gives_all_back() {
     until("nothing is in flight", || scene.there.agent.flight().used() == 0).await;
     until("the blocks are back", || engine.waiting().is_empty() && engine.free_blocks("main") == free).await;
     as_before(&engine, free);
-    // Nothing holds what came: a collection takes it, long before a lease ends.
+    // The store has what came, and nothing holds it: a collection takes it long before a lease ends.
     let at_once = GcOptions { grace: Duration::ZERO, ..GcOptions::default() };
-    let empty = async {
-        while scene.disk_bytes().await > 0 {
-            scene.there.agent.store().gc(&at_once, &mut |_| ()).await.unwrap();
-            tokio::time::sleep(Duration::from_millis(20)).await;
+    let becomes = async |is_empty: bool| {
+        while (scene.disk_bytes().await == 0) != is_empty {
+            if is_empty {
+                scene.there.agent.store().gc(&at_once, &mut |_| ()).await.unwrap();
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(20), empty).await.expect("the session has ended");
+    tokio::time::timeout(Duration::from_secs(20), becomes(false)).await.expect("it keeps what came");
+    tokio::time::timeout(Duration::from_secs(20), becomes(true)).await.expect("its session ends");
     let report = scene.restore("there", false).await.unwrap();
     scene.equals(&engine, &report);
 }
