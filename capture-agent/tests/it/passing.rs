@@ -394,7 +394,7 @@ async fn a_restore_that_is_given_up_ends_its_requests_and_gives_all_back() {
     until("nothing is in flight", || scene.there.agent.flight().used() == 0).await;
     until("the blocks are back", || engine.waiting().is_empty() && engine.free_blocks("main") == free).await;
     as_before(&engine, free);
-    // The store has what came, and nothing holds it: a collection takes it long before a lease ends.
+    // The store has what came. Nothing holds it: a collection takes it long before a lease ends.
     let at_once = GcOptions { grace: Duration::ZERO, ..GcOptions::default() };
     let becomes = async |is_empty: bool| {
         while (scene.disk_bytes().await == 0) != is_empty {

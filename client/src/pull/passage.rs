@@ -92,7 +92,7 @@ struct Inner {
 }
 
 impl Passage {
-    /// Fetches the nodes of a snapshot that [`super::look_up`] found and the local store lacks, and
+    /// Fetches the nodes of a snapshot that [`crate::look_up`] found and the local store lacks, and
     /// the small documents that a reader needs first.
     ///
     /// # Errors
