@@ -309,13 +309,21 @@ impl Agent {
             return Ok(job);
         }
         job.state = JobState::Running;
-        let handle = self.jobs().add(job.clone()).await?;
-        tracing::info!(job = job.id, kind = request.kind(), "job begins");
+        // By itself: if the caller goes away now, no job is listed that nothing works on.
+        let begins = tokio::spawn(self.clone().list_and_work(job.clone(), request));
+        begins.await.map_err(|error| Error::Internal(error.to_string()))??;
+        Ok(job)
+    }
+
+    async fn list_and_work(self, job: Job, request: JobRequest) -> Result<()> {
+        let (id, kind) = (job.id.clone(), request.kind());
+        let handle = self.jobs().add(job).await?;
+        tracing::info!(job = id, kind, "job begins");
         let agent = self.clone();
         let mut tasks = self.jobs().0.tasks.lock();
         while tasks.try_join_next().is_some() {}
         tasks.spawn(agent.work(handle, request));
-        Ok(job)
+        Ok(())
     }
 
     async fn work(self, handle: Handle, request: JobRequest) {

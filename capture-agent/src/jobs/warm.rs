@@ -163,7 +163,10 @@ impl Agent {
         }
         let warm = &mut plan.warm;
         let wanted = || warm.items.iter().filter(|item| item.state == WarmState::Planned);
-        let (bytes, tokens): (u64, u64) = (wanted().map(|item| item.bytes).sum(), wanted().filter_map(|item| item.boundary).sum());
+        // What a registry says of a snapshot may be any number.
+        let sum = |all: u64, one: u64| all.saturating_add(one);
+        let bytes = wanted().map(|item| item.bytes).fold(0, sum);
+        let tokens = wanted().filter_map(|item| item.boundary).fold(0, sum);
         (warm.bytes, warm.recompute_tokens) = (bytes, tokens);
         warm.recompute_seconds = recompute(tokens, request.prefill_tokens_per_second);
         let rates = [self.pull_rate().get(), request.rate.map(|rate| rate as f64)];

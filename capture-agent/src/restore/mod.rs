@@ -1,7 +1,8 @@
 //! Restore: a snapshot into an engine's memory, proven equal before the sequence runs.
 //!
 //! ```text
-//! contract: every check that needs no frame ─▶ source: registry or local store ─▶ documents ─▶ plan: every check that needs no bytes ─▶ prove: state tensors
+//! contract: every check that needs no frame ─▶ source: registry or local store ─▶ documents
+//!    ─▶ plan: every check that needs no bytes ─▶ prove: state tensors
 //!    engines that take sequences: allocate ─▶ write ─▶ live: hash in place, values ─▶ oracle ─▶ activate
 //!       blobs that this host lacks are written as they come from the registry, each verified and
 //!       proven before that; the local store is filled behind them, or not at all

@@ -1,20 +1,19 @@
 //! Where a restore takes a snapshot from: the local store if the request says so or names a digest
 //! that is there, else the registry. Blobs of a registry pass through the local store, or, if the
-//! engine takes a sequence at once, by it. What does not
-//! fit the engine is refused before.
+//! engine takes a sequence at once, by it. What does not fit the engine is refused before.
 
 use super::blobs::Blobs;
 use crate::Agent;
 use crate::error::{Error, Result};
+use crate::priority::First;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use pfr_client::{Destination, Passage, Progress, Way};
 use pfr_schema::agent::{Outline, RestoreRequest, RestoringInfo, Stored};
 use pfr_schema::{Digest, Limits, Reference, Selector};
 use pfr_store::Store;
-use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::RwLock;
+use tokio::sync::watch;
 
 /// How long a restore waits for those before it to be complete in the local store. Then it goes on,
 /// and fetches what it does not find there.
@@ -64,11 +63,13 @@ pub(super) struct Found {
     pub source: Source,
     /// Bytes of frames that a pull has fetched.
     pulled: u64,
+    /// Pulls in the background give way while blobs pass.
+    _first: Option<First>,
 }
 
 impl Found {
     fn here(agent: &Agent, digest: Digest, pulled: u64) -> Self {
-        Self { digest, source: Source::Store(agent.store().clone()), pulled }
+        Self { digest, source: Source::Store(agent.store().clone()), pulled, _first: None }
     }
 
     /// Bytes of frames fetched from the registry so far.
@@ -107,7 +108,8 @@ impl Found {
             return;
         }
         let (passage, agent) = (passage.clone(), agent.clone());
-        let under_way = Arc::clone(&agent.passages().behind).read_owned().await;
+        // Before the report: a restore that begins after it finds this.
+        let under_way = agent.passages().behind.subscribe();
         tokio::spawn(async move {
             match passage.finish().await {
                 Ok(()) => agent.tidy(),
@@ -124,8 +126,8 @@ impl Found {
 /// Restores whose blobs come from a registry.
 #[derive(Debug, Default)]
 pub struct Passages {
-    /// Held for reading while a snapshot is completed in the local store.
-    behind: Arc<RwLock<()>>,
+    /// Each receiver is a snapshot that is completed in the local store.
+    behind: watch::Sender<()>,
     under_way: Mutex<Vec<UnderWay>>,
 }
 
@@ -139,7 +141,7 @@ struct UnderWay {
 impl Passages {
     /// Waits until snapshots that were restored are complete in the local store.
     async fn settled(&self) {
-        if tokio::time::timeout(SETTLE, self.behind.write()).await.is_err() {
+        if tokio::time::timeout(SETTLE, self.behind.closed()).await.is_err() {
             tracing::info!("a snapshot that was restored is not complete in this host's store yet");
         }
     }
@@ -223,7 +225,7 @@ pub(super) async fn find(agent: &Agent, engine: &str, request: &RestoreRequest, 
     let remote = agent.config().remote_to_pull_from(registry)?;
     let (store, tag) = (agent.store().clone(), selector.tag().cloned());
     // Pulls in the background give way.
-    let _first = agent.priority().restore();
+    let first = agent.priority().restore();
     let found = async {
         let said = pfr_client::look_up(&remote, repository, &selector).await?;
         agent.check(engine, &Outline::of(&said, request.reshard)?)?;
@@ -237,7 +239,7 @@ pub(super) async fn find(agent: &Agent, engine: &str, request: &RestoreRequest, 
             Through::Engine => {
                 let way = if request.no_store { Way::Pass } else { Way::Keep(tag) };
                 let passage = Passage::open(&remote, repository, &said, &store, way, agent.flight()).await?;
-                Ok(here_or_passing(agent, passage).await?)
+                Ok(here_or_passing(agent, passage, first).await?)
             }
         }
     };
@@ -253,11 +255,11 @@ pub(super) async fn find(agent: &Agent, engine: &str, request: &RestoreRequest, 
 }
 
 /// A snapshot of which nothing has to pass is completed in the local store first.
-async fn here_or_passing(agent: &Agent, passage: Passage) -> pfr_client::Result<Found> {
+async fn here_or_passing(agent: &Agent, passage: Passage, first: First) -> pfr_client::Result<Found> {
     let digest = passage.digest();
     if passage.keeps() && passage.is_here() {
         passage.finish().await?;
         return Ok(Found::here(agent, digest, passage.bytes_received()));
     }
-    Ok(Found { digest, source: Source::Registry { passage, store: agent.store().clone() }, pulled: 0 })
+    Ok(Found { digest, source: Source::Registry { passage, store: agent.store().clone() }, pulled: 0, _first: Some(first) })
 }

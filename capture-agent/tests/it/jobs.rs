@@ -269,6 +269,42 @@ async fn a_cancelled_job_ends_and_the_same_request_does_the_rest() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_job_whose_caller_goes_away_at_once_ends_all_the_same() {
+    let dir = tempfile::tempdir().unwrap();
+    let host = host_of(&registry(dir.path()).await).await;
+    {
+        let mut begins = Box::pin(host.agent.begin(JobRequest::Warm(warm(&["team/none"]))));
+        assert!(futures::poll!(&mut begins).is_pending());
+    }
+    until("it is listed", || !host.agent.jobs().list().is_empty()).await;
+    let id = host.agent.jobs().list()[0].id.clone();
+    let ended = tokio::time::timeout(Duration::from_secs(20), host.agent.jobs().wait(&id)).await.expect("it ends").unwrap();
+    assert_eq!(ended.state, JobState::Failed, "{ended:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_plan_adds_up_whatever_a_registry_says() {
+    let dir = tempfile::tempdir().unwrap();
+    let url = registry(dir.path()).await;
+    let a = host_of(&url).await;
+    let source = Synthetic::start(&a.agent, Spec::hybrid("e"));
+    pushed(&a, &source, 30, "team/one:latest").await;
+    pushed(&a, &source, 40, "team/two:latest").await;
+    let most = format!("\"boundary\":{}", u64::MAX);
+    let front = Front::start(&url, move |seen| {
+        let most = most.clone();
+        match seen.method.as_str() {
+            "GET" => Fate::change(move |body| String::from_utf8(body).unwrap().replace("\"boundary\":29", &most).into_bytes()),
+            _ => Fate::Pass,
+        }
+    });
+    let b = host_of(&front.url).await;
+    let plan = begin(&b, WarmRequest { plan_only: true, ..warm(&["team/one", "team/two"]) }).await.warm.unwrap();
+    assert_eq!(plan.items.iter().map(|item| item.boundary).collect::<Vec<_>>(), [Some(u64::MAX), Some(39)]);
+    assert_eq!((states(&plan), plan.recompute_tokens), (vec![WarmState::Planned; 2], u64::MAX));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn only_so_many_jobs_are_under_way() {
     // It accepts connections and never answers.
     let silent = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();

@@ -8,17 +8,20 @@ use crate::common::{Host, host_with, registry, until};
 use parking_lot::Mutex;
 use pfr_agent::Error;
 use pfr_agent::control::Control;
-use pfr_schema::agent::{EngineInfo, Push, RestoreReport, RestoreRequest, SnapshotRequest, Stored};
+use pfr_schema::agent::{EngineInfo, JobRequest, JobState, Push, RestoreReport, RestoreRequest, SnapshotRequest, Stored, WarmRequest};
 use pfr_schema::checkpoint::Checkpoint;
 use pfr_schema::engine::Verb;
 use pfr_schema::run::Run;
 use pfr_schema::tree::PageTree;
 use pfr_schema::{Digest, ErrorCode, Kind, Limits, media_type};
+use pfr_store::GcOptions;
 use pfr_testkit::frames::{claiming, stream};
 use pfr_testkit::front::{Fate, Front, Seen};
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+use tokio::sync::Semaphore;
 
 /// Bytes of a page of [`Group::flat`], and what it takes of the bytes in flight: both copies, in
 /// whole KiB.
@@ -383,6 +386,7 @@ async fn a_restore_that_is_given_up_ends_its_requests_and_gives_all_back() {
     engine.watch.hold_writes();
     let agent = scene.there.agent.clone();
     let restoring = tokio::spawn(async move { agent.restore("there", request(false)).await });
+    until("the engine is written to", || engine.watch.is_writing()).await;
     until("the budget is used up", || scene.there.agent.flight().used() == bound).await;
     restoring.abort();
     assert!(restoring.await.unwrap_err().is_cancelled());
@@ -390,6 +394,18 @@ async fn a_restore_that_is_given_up_ends_its_requests_and_gives_all_back() {
     until("nothing is in flight", || scene.there.agent.flight().used() == 0).await;
     until("the blocks are back", || engine.waiting().is_empty() && engine.free_blocks("main") == free).await;
     as_before(&engine, free);
+    // The store has what came. Nothing holds it: a collection takes it long before a lease ends.
+    let at_once = GcOptions { grace: Duration::ZERO, ..GcOptions::default() };
+    let becomes = async |is_empty: bool| {
+        while (scene.disk_bytes().await == 0) != is_empty {
+            if is_empty {
+                scene.there.agent.store().gc(&at_once, &mut |_| ()).await.unwrap();
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), becomes(false)).await.expect("it keeps what came");
+    tokio::time::timeout(Duration::from_secs(20), becomes(true)).await.expect("its session ends");
     let report = scene.restore("there", false).await.unwrap();
     scene.equals(&engine, &report);
 }
@@ -405,4 +421,89 @@ async fn an_engine_that_asks_needs_the_store() {
     assert!(error.to_string().contains("without --no-store"), "{error}");
     assert_eq!(scene.asked(0), []);
     assert_eq!(scene.restore("asks", false).await.unwrap().in_store, Stored::Here);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_in_the_background_gives_way_while_pages_pass_to_an_engine() {
+    let scene = Scene::of(Spec::flat("e"), FEW as u64 * COST).await;
+    let engine = scene.engine("there");
+    engine.watch.hold_writes();
+    let agent = scene.there.agent.clone();
+    let restoring = tokio::spawn(async move { agent.restore("there", request(true)).await });
+    until("the engine is written to", || engine.watch.is_writing()).await;
+    let warm = WarmRequest { references: vec!["team/agent:now".into()], ..WarmRequest::default() };
+    let job = scene.there.agent.begin(JobRequest::Warm(warm)).await.unwrap();
+    // Nodes are asked for one level after another, and each piece of an answer waits for 2 s.
+    let ended = scene.there.agent.jobs().wait(&job.id);
+    assert!(tokio::time::timeout(Duration::from_secs(3), ended).await.is_err(), "it did not wait for the restore");
+    engine.watch.release_writes();
+    let report = restoring.await.unwrap().unwrap();
+    scene.equals(&engine, &report);
+    let ended = scene.there.agent.jobs().wait(&job.id);
+    let ended = tokio::time::timeout(Duration::from_secs(60), ended).await.expect("it ends").unwrap();
+    assert_eq!(ended.state, JobState::Done, "{ended:?}");
+}
+
+/// Token position of a restore that leaves pages for the local store to fetch behind it.
+const PART: u64 = 32;
+
+/// A registry that holds back the last page, which restores up to [`PART`] do not ask for.
+fn without_the_last_page(scene: &Scene) -> Arc<Semaphore> {
+    let (gate, last) = (Arc::new(Semaphore::new(0)), *scene.blobs["main"].last().unwrap());
+    let held = Arc::clone(&gate);
+    scene.set(move |seen| match seen.asked() {
+        Some(asked) if asked.contains(&last) => Fate::Hold(Arc::clone(&held)),
+        _ => Fate::Pass,
+    });
+    gate
+}
+
+fn part() -> RestoreRequest {
+    RestoreRequest { position: Some(PART), ..request(false) }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_report_waits_for_the_store_behind_another_restore() {
+    let scene = Scene::of(Spec::flat("e"), 256 << 20).await;
+    let [_one, _two, three] = ["one", "two", "three"].map(|name| scene.engine(name));
+    let gate = without_the_last_page(&scene);
+    three.watch.hold_writes();
+    let agent = scene.there.agent.clone();
+    let third = tokio::spawn(async move { agent.restore("three", part()).await });
+    until("the third engine is written to", || three.watch.is_writing()).await;
+    // The store behind the first restore waits for a page, and the second restore for the store.
+    let first = scene.there.agent.restore("one", part()).await.unwrap();
+    assert_eq!((first.in_store, first.boundary), (Stored::Behind, PART));
+    let mut second = Box::pin(scene.there.agent.restore("two", part()));
+    assert!(futures::poll!(&mut second).is_pending());
+    three.watch.release_writes();
+    let report = tokio::time::timeout(Duration::from_secs(5), third).await.expect("its report waits").unwrap().unwrap();
+    assert_eq!(report.in_store, Stored::Behind);
+    gate.add_permits(100);
+    let report = tokio::time::timeout(Duration::from_secs(60), second).await.expect("it ends").unwrap();
+    assert_eq!((report.digest, report.in_store), (scene.digest, Stored::Here));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tag_that_was_saved_anew_meanwhile_stays() {
+    let scene = Scene::of(Spec::flat("e"), 256 << 20).await;
+    let engine = scene.engine("there");
+    let gate = without_the_last_page(&scene);
+    let report = scene.there.agent.restore("there", part()).await.unwrap();
+    assert_eq!(report.in_store, Stored::Behind);
+    let restored = report.sequence.unwrap();
+    engine.step(&restored, STEPS);
+    let save =
+        SnapshotRequest { reference: "team/agent:now".into(), sequence: Some(restored), push: Push::Never, ..SnapshotRequest::default() };
+    let saved = scene.there.agent.snapshot("there", save).await.unwrap().digest;
+    assert_ne!(saved, scene.digest);
+    gate.add_permits(100);
+    let (store, repository) = (scene.there.agent.store(), "team/agent".parse().unwrap());
+    let complete = async {
+        while store.snapshot(&repository, &scene.digest).await.is_err() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), complete).await.expect("the store has it");
+    assert_eq!(store.tag(&repository, &"now".parse().unwrap()).await.unwrap().digest, saved);
 }

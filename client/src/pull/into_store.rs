@@ -9,6 +9,7 @@ use crate::plain::as_blobs;
 use crate::plan::{Item, Plan, PlanDestination, Totals, children, plan};
 use crate::progress::Phase;
 use futures::stream::{self, StreamExt as _, TryStreamExt as _};
+use pfr_schema::api::TagState;
 use pfr_schema::tree::Document;
 use pfr_schema::{Digest, Kind, RepositoryName, Tag};
 use pfr_store::Store;
@@ -56,7 +57,7 @@ impl Session<'_> {
         progress.add_bytes_deduplicated(totals.bytes.saturating_sub(plan.bytes()));
         let Plan { blobs, containers } = plan;
         self.fetch(blobs).await?;
-        self.publish(containers, digest, tag).await?;
+        self.publish(containers, digest, tag, None).await?;
         Ok(totals)
     }
 
@@ -70,14 +71,18 @@ impl Session<'_> {
             .await
     }
 
-    /// Stores the nodes, and makes the snapshot visible: everything else that it lists is here.
-    pub async fn publish(&self, containers: Vec<Document>, digest: Digest, tag: Option<Tag>) -> Result<()> {
+    /// Stores the nodes, and makes the snapshot visible: everything else that it lists is here. The
+    /// tag stays if it is not where it should be.
+    pub async fn publish(&self, containers: Vec<Document>, digest: Digest, tag: Option<Tag>, if_tag_is: Option<TagState>) -> Result<()> {
         let progress = self.fetcher.progress;
         progress.enter(Phase::Writing);
         self.local.accept(containers).await?;
         progress.enter(Phase::Committing);
         let LocalSession { store, push } = &self.local;
-        let committed = store.commit(push, digest, tag, None).await?;
+        let committed = match store.commit(push, digest, tag, if_tag_is).await {
+            Err(pfr_store::Error::TagMoved { .. }) => store.commit(push, digest, None, None).await?,
+            committed => committed?,
+        };
         if !committed.created {
             // The snapshot was here before. For eviction it counts as used again.
             store.touch(self.repository, &digest).await?;

@@ -24,15 +24,17 @@ use bytes::Bytes;
 use futures::StreamExt as _;
 use futures::stream;
 use parking_lot::Mutex;
-use pfr_schema::api::{Signature, SnapshotDetail};
+use pfr_schema::api::{Signature, SnapshotDetail, TagState};
 use pfr_schema::codec::Codecs;
 use pfr_schema::container::Container;
 use pfr_schema::tree::Document;
 use pfr_schema::{Digest, RepositoryName, Tag, media_type};
 use pfr_store::{Ingested, LivePush, Opened, Store, opened_frames};
 use std::collections::{HashMap, HashSet};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+use tokio::runtime::Handle;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::{JoinHandle, JoinSet};
 
@@ -41,13 +43,16 @@ use tokio::task::{JoinHandle, JoinSet};
 const BATCH_BYTES: u64 = 64 << 20;
 /// Digests in one request.
 const BATCH_DIGESTS: usize = 16 << 10;
+/// Part of a lease after which it is renewed.
+const RENEW: u32 = 4;
 /// Layers that a reader needs before any page.
 const READ_FIRST: [&str; 3] = [media_type::TOKENS, media_type::ORACLE, media_type::SHARDS];
 
 /// What becomes of the bytes that pass.
 #[derive(Clone, Debug)]
 pub enum Way {
-    /// The local store is filled behind the reader, and the tag moved there, if one is given.
+    /// The local store is filled behind the reader, and the tag moved there, if one is given. A tag
+    /// that something else has moved since the reader began stays: it may be newer.
     Keep(Option<Tag>),
     /// Nothing is added to the local store.
     Pass,
@@ -68,6 +73,8 @@ struct Inner {
     /// What the registry says of its signatures.
     signatures: Vec<Signature>,
     way: Way,
+    /// Where the tag pointed in the local store, if one is to be moved there.
+    before: Option<TagState>,
     /// Blobs that the local store lacks.
     lacking: HashMap<Digest, Item>,
     /// Small blobs, and nodes that the local store lacks, children first.
@@ -75,6 +82,8 @@ struct Inner {
     /// Positions in it.
     places: HashMap<Digest, usize>,
     behind: Mutex<Option<Behind>>,
+    /// Whether the local session has ended.
+    is_over: AtomicBool,
     flight: Flight,
     progress: Progress,
     received: AtomicU64,
@@ -83,7 +92,7 @@ struct Inner {
 }
 
 impl Passage {
-    /// Fetches the nodes of a snapshot that [`super::look_up`] found and the local store lacks, and
+    /// Fetches the nodes of a snapshot that [`crate::look_up`] found and the local store lacks, and
     /// the small documents that a reader needs first.
     ///
     /// # Errors
@@ -99,6 +108,10 @@ impl Passage {
     ) -> Result<Self> {
         let progress = Progress::default();
         let digest = found.summary.digest;
+        let before = match &way {
+            Way::Keep(Some(tag)) => Some(state_of(store, repository, tag).await?),
+            Way::Keep(None) | Way::Pass => None,
+        };
         let local = LocalSession::open(store, repository).await?;
         let fetcher = Fetcher::new(remote, repository, &progress);
         let (Plan { blobs, containers }, mut documents) = local.end(nodes(&fetcher, &local, digest).await).await?;
@@ -110,7 +123,7 @@ impl Passage {
             Way::Keep(_) | Way::Pass => None,
         };
         let received = AtomicU64::new(fetcher.frame_bytes());
-        Ok(Self(Arc::new(Inner {
+        let passage = Self(Arc::new(Inner {
             remote: remote.clone(),
             repository: repository.clone(),
             store: store.clone(),
@@ -118,16 +131,20 @@ impl Passage {
             digest,
             signatures: found.signatures.clone(),
             way,
+            before,
             lacking,
             documents,
             places,
             behind: Mutex::new(behind),
+            is_over: AtomicBool::new(false),
             flight: flight.clone(),
             received,
             wanted: AtomicU64::new(0),
             verified: AtomicU64::new(0),
             progress,
-        })))
+        }));
+        tokio::spawn(stay_alive(Arc::downgrade(&passage.0), store.options().lease / RENEW));
+        Ok(passage)
     }
 
     /// The snapshot.
@@ -210,12 +227,14 @@ impl Passage {
             let left: Vec<Item> = inner.lacking.values().filter(|item| !inner.places.contains_key(&item.digest)).copied().collect();
             let lacking = session.local.lacks(&left).await?;
             session.fetch(lacking.into_iter().map(|at| left[at]).collect()).await?;
-            session.publish(inner.documents.clone(), inner.digest, tag.clone()).await?;
+            session.publish(inner.documents.clone(), inner.digest, tag.clone(), inner.before).await?;
             keep(&inner.store, &inner.repository, &inner.digest, &inner.signatures).await
         };
         let published = publish.await;
         inner.received.fetch_add(fetcher.frame_bytes(), Ordering::Relaxed);
-        session.local.end(published).await
+        let ended = session.local.end(published).await;
+        inner.is_over.store(true, Ordering::Relaxed);
+        ended
     }
 
     /// Gives the snapshot up. What was verified by now stays in the local store until the next
@@ -224,14 +243,55 @@ impl Passage {
     #[boxed]
     pub async fn close(&self) {
         let behind = self.0.behind.lock().take();
-        if let Some(behind) = behind
-            && let Err(error) = behind.end().await
+        end(&self.0.store, &self.0.push, behind).await;
+        self.0.is_over.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Ends a local session without a commit, when everything that was sent to it is durable.
+async fn end(store: &Store, push: &LivePush, behind: Option<Behind>) {
+    if let Some(behind) = behind
+        && let Err(error) = behind.end().await
+    {
+        tracing::debug!(%error, "blobs of a snapshot that was given up were not stored");
+    }
+    if let Err(error) = store.abort(push).await {
+        tracing::debug!(%error, "a local session stays open until its lease ends");
+    }
+}
+
+impl Drop for Inner {
+    /// A reader that was cancelled has closed nothing.
+    fn drop(&mut self) {
+        if !self.is_over.load(Ordering::Relaxed)
+            && let Ok(runtime) = Handle::try_current()
         {
-            tracing::debug!(%error, "blobs of a snapshot that was given up were not stored");
+            let (store, push, behind) = (self.store.clone(), self.push.clone(), self.behind.get_mut().take());
+            runtime.spawn(async move { end(&store, &push, behind).await });
         }
-        if let Err(error) = self.0.store.abort(&self.0.push).await {
-            tracing::debug!(%error, "a local session stays open until its lease ends");
+    }
+}
+
+/// Renews the lease of what was found in the local store for as long as the passage lives: a reader
+/// may take longer than a lease.
+async fn stay_alive(inner: Weak<Inner>, pause: Duration) {
+    loop {
+        tokio::time::sleep(pause).await;
+        let Some(inner) = inner.upgrade() else { return };
+        match inner.store.live_push(&inner.repository, &inner.push).await {
+            Ok(_) => {}
+            Err(pfr_store::Error::PushUnknown(_)) => return,
+            Err(error) => tracing::debug!(%error, "lease renewal failed, retrying"),
         }
+    }
+}
+
+/// Where a tag points in a store.
+async fn state_of(store: &Store, repository: &RepositoryName, tag: &Tag) -> Result<TagState> {
+    match store.tag(repository, tag).await {
+        Ok(row) => Ok(TagState::At(row.digest)),
+        Err(pfr_store::Error::RepositoryUnknown(_) | pfr_store::Error::TagUnknown { .. }) => Ok(TagState::Absent),
+        Err(error) => Err(error.into()),
     }
 }
 

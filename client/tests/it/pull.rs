@@ -3,19 +3,20 @@
 use crate::common::agent::{Answer, agent};
 use crate::common::sample::{LARGE, SMALL, blob_path, directory, everything, page, write};
 use crate::common::{Registry, files, memory, pf, pull_dir, pull_store, push_dir, remote, repository, same_files, selector, tag, target};
-use pfr_client::{Brake, Destination, Progress, Source, pull, push};
+use pfr_client::{Brake, Destination, Flight, Passage, Progress, Source, Way, look_up, pull, push};
 use pfr_schema::api::MatchRequest;
 use pfr_schema::checkpoint::Checkpoint;
 use pfr_schema::run::Run;
 use pfr_schema::snapshot::{Descriptor, Manifest, SnapshotConfig, TITLE};
 use pfr_schema::tree::{Document, Group, GroupKind, PageTree, RunRef, SCHEMA};
 use pfr_schema::{Digest, ErrorCode, Kind, Limits, media_type};
-use pfr_store::{Store, document_frame};
+use pfr_store::{GcOptions, Options, Store, document_frame};
 use pfr_testkit::front::{Fate, Front, Seen};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 #[tokio::test]
 async fn a_snapshot_is_pulled_into_a_store_once() {
@@ -401,4 +402,39 @@ async fn a_brake_is_asked_before_every_byte_of_frames_and_what_is_lacking_is_kno
     assert!(passed >= report.bytes_received && report.bytes_received > 0, "{passed} of {}", report.bytes_received);
     assert_eq!(report.blobs_received, lacking.blobs);
     assert_eq!(pfr_client::lacking(&remote, &repository(), pushed.digest, &local).await.unwrap().bytes, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_passage_found_here_stays_longer_than_a_lease() {
+    let (registry, lease) = (Registry::start().await, Duration::from_secs(2));
+    let local = Store::open_in_memory(Options { lease, ..Options::default() }).await.unwrap();
+    let (remote, first, second) = (registry.remote(), directory(SMALL, &[1, 2, 3]), directory(SMALL, &[1, 2, 3, 4]));
+    let pushed = push_dir(&remote, first.path(), "a").await.unwrap();
+    push_dir(&remote, second.path(), "b").await.unwrap();
+    pull_store(&remote, "a", &local).await.unwrap();
+    let found = look_up(&remote, &repository(), &selector("b")).await.unwrap();
+    let passage = Passage::open(&remote, &repository(), &found, &local, Way::Pass, &Flight::new(1 << 20)).await.unwrap();
+    // Only the lease holds what both have from here on.
+    local.delete_snapshot_tagged(&repository(), &pushed.digest, &[tag("here")]).await.unwrap();
+    let both = files(first.path());
+    let both: Vec<Digest> = both.keys().filter_map(|path| path.strip_prefix("blobs/sha256/")?.rsplit('/').next()).map(of_hex).collect();
+    assert!(!both.is_empty() && both.iter().all(|digest| !passage.lacks(digest)));
+    let are_here = async || {
+        let at_once = GcOptions { grace: Duration::ZERO, ..GcOptions::default() };
+        local.gc(&at_once, &mut |_| ()).await.unwrap();
+        local.frames(both.clone()).await.is_ok()
+    };
+    tokio::time::sleep(lease * 2).await;
+    assert!(are_here().await, "the lease has ended");
+    drop(passage);
+    let gone = async {
+        while are_here().await {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), gone).await.expect("nothing holds it");
+}
+
+fn of_hex(hex: &str) -> Digest {
+    format!("sha256:{hex}").parse().unwrap()
 }
