@@ -318,6 +318,24 @@ async fn two_exports_into_one_directory_list_both() {
     assert_eq!(read(&place).await.unwrap().1.len(), 2);
 }
 
+#[tokio::test]
+async fn of_two_exports_into_one_tar_file_the_first_stays_and_the_other_is_refused() {
+    let (registry, dir) = (Registry::start().await, tempfile::tempdir().unwrap());
+    let remote = registry.remote();
+    let a = push_dir(&remote, directory(SMALL, &[1, 2]).path(), "a").await.unwrap();
+    let b = push_dir(&remote, directory(SMALL, &[3, 4, 5]).path(), "b").await.unwrap();
+    let place = Place::Tar(dir.path().join("x.tar"));
+    let mut first = Exporter::begin(&place, &options()).await.unwrap();
+    let mut second = Exporter::begin(&place, &options()).await.unwrap();
+    first.add(&source(&remote, a.digest), &repository(), None, &Progress::default()).await.unwrap();
+    second.add(&source(&remote, b.digest), &repository(), None, &Progress::default()).await.unwrap();
+    first.finish().await.unwrap();
+    let error = second.finish().await.unwrap_err();
+    assert_eq!(error.code(), ErrorCode::InvalidRequest, "{error}");
+    assert_eq!(files(dir.path()).len(), 1, "nothing hidden is left");
+    assert_eq!(import_here(&place, &memory().await).await.unwrap(), a.digest);
+}
+
 /// A registry of another program: it asks for a token, keeps blobs and manifests in memory, and
 /// gets in the way.
 #[derive(Clone, Default)]
