@@ -223,24 +223,35 @@ impl Exporter {
         let Watched { frames, slot } = watch(frames, Meter::expecting(limits, Arc::clone(tally), Arc::clone(items)));
         let mut frames = Box::pin(verified_frames(frames, limits.clone(), Arc::new(Semaphore::new(1))));
         let mut making = Making::begin(Writing::begin(self.layout.spool()?)).await?;
-        while let Some(incoming) = frames.next().await {
-            match incoming.map_err(|error| slot.take().unwrap_or(Error::Store(error)))? {
-                Incoming::Whole(whole) => {
-                    making.header(whole.header).await?;
-                    for piece in whole.payload {
-                        making.write(piece).await?;
+        let filled = async {
+            while let Some(incoming) = frames.next().await {
+                match incoming.map_err(|error| slot.take().unwrap_or(Error::Store(error)))? {
+                    Incoming::Whole(whole) => {
+                        making.header(whole.header).await?;
+                        for piece in whole.payload {
+                            making.write(piece).await?;
+                        }
+                        making.checksum(whole.checksum).await?;
                     }
-                    making.checksum(whole.checksum).await?;
+                    Incoming::Begin(header) => making.header(header).await?,
+                    Incoming::Piece(piece) => making.write(piece).await?,
+                    Incoming::Finish { checksum } => making.checksum(checksum).await?,
                 }
-                Incoming::Begin(header) => making.header(header).await?,
-                Incoming::Piece(piece) => making.write(piece).await?,
-                Incoming::Finish { checksum } => making.checksum(checksum).await?,
+            }
+            for node in nodes {
+                making.node(document_frame(node), limits).await?;
+            }
+            Ok::<_, Error>(())
+        };
+        let filled = filled.await;
+        match filled {
+            Ok(()) => making.end().await,
+            Err(error) => {
+                // The next try has a file of the same name: nothing may still write to this one.
+                drop(making.writing.end().await);
+                Err(error)
             }
         }
-        for node in nodes {
-            making.node(document_frame(node), limits).await?;
-        }
-        making.end().await
     }
 }
 

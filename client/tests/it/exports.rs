@@ -1,6 +1,6 @@
 //! Exports: out of a registry or a store into a layout, and back, and what is refused on the way.
 
-use crate::common::sample::{SMALL, directory, everything, page};
+use crate::common::sample::{LARGE, SMALL, directory, everything, page};
 use crate::common::{Registry, files, is_empty, memory, pf, pull_dir, push_dir, repository, same_files, tag, target};
 use axum::Router;
 use axum::body::Body;
@@ -316,6 +316,30 @@ async fn two_exports_into_one_directory_list_both() {
     second.unwrap();
     check(&path);
     assert_eq!(read(&place).await.unwrap().1.len(), 2);
+}
+
+#[tokio::test]
+async fn a_pack_that_fails_is_gone_before_the_next_one_is_begun() {
+    let (registry, dir) = (Registry::start().await, tempfile::tempdir().unwrap());
+    let pushed = push_dir(&registry.remote(), directory(LARGE, &(0..100).collect::<Vec<_>>()).path(), "a").await.unwrap();
+    let good = source(&registry.remote(), pushed.digest);
+    let from = dir.path().join("from");
+    export(&good, "a", &Place::Folder(from.clone())).await.unwrap();
+    let (shelf, listed) = read(&Place::Folder(from.clone())).await.unwrap();
+    let damaged = Source::Export(Arc::new(shelf.read(&listed[0]).await.unwrap()));
+    let (name, mut bytes) = check(&from).into_iter().max_by_key(|(_, bytes)| bytes.len()).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    std::fs::write(from.join(name), bytes).unwrap();
+    let (path, place) = folder(&dir);
+    let mut exporter = Exporter::begin(&place, &options()).await.unwrap();
+    for _ in 0..5 {
+        let error = exporter.add(&damaged, &repository(), None, &Progress::default()).await.unwrap_err();
+        assert_ne!(error.code(), ErrorCode::Internal, "{error}");
+        assert!(!path.join(".pf-unfinished").exists(), "a thread may still write to it");
+    }
+    exporter.add(&good, &repository(), None, &Progress::default()).await.unwrap();
+    check(&path);
 }
 
 #[tokio::test]
