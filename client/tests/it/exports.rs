@@ -370,10 +370,12 @@ struct Inner {
     blobs: BTreeMap<String, Vec<u8>>,
     manifests: BTreeMap<String, Vec<u8>>,
     uploads: Vec<Vec<u8>>,
-    /// Method, path and credentials of each request.
+    /// Method, path with query, and credentials of each request.
     seen: Vec<(String, String, Option<String>)>,
     /// Answers 503 or 429 to so many uploads first.
     refuse: usize,
+    /// Answers 503 to so many requests for a token first.
+    busy: usize,
     /// Where reads of blobs are redirected to.
     elsewhere: Option<String>,
     /// Sends other bytes than it stores.
@@ -399,9 +401,13 @@ async fn answer(State((foreign, host)): State<(Foreign, String)>, request: Reque
     let query = parts.uri.query().unwrap_or_default().to_owned();
     let credentials = parts.headers.get(header::AUTHORIZATION).map(|value| value.to_str().unwrap().to_owned());
     let mut inner = foreign.0.lock();
-    inner.seen.push((method.clone(), path.clone(), credentials.clone()));
+    inner.seen.push((method.clone(), parts.uri.to_string(), credentials.clone()));
     let basic = "Basic bWU6aHVzaA=="; // me:hush
     if path == REALM_PATH {
+        if inner.busy > 0 {
+            inner.busy -= 1;
+            return StatusCode::SERVICE_UNAVAILABLE.into_response();
+        }
         let is_known = credentials.as_deref() == Some(basic);
         return if is_known { r#"{"token":"issued"}"#.into_response() } else { StatusCode::UNAUTHORIZED.into_response() };
     }
@@ -412,6 +418,12 @@ async fn answer(State((foreign, host)): State<(Foreign, String)>, request: Reque
     if credentials.as_deref() != Some("Bearer issued") {
         let challenge = format!(r#"Bearer realm="http://{host}{REALM_PATH}",service="x""#);
         return (StatusCode::UNAUTHORIZED, [(header::WWW_AUTHENTICATE, challenge)]).into_response();
+    }
+    if path.ends_with("/tags/list") {
+        let last = query.split('&').find_map(|pair| pair.strip_prefix("last=")).unwrap_or_default();
+        let rest: Vec<&String> = inner.manifests.keys().filter(|name| !name.contains(':') && name.as_str() > last).collect();
+        let page = serde_json::json!({"name": "team/agent", "tags": &rest[..rest.len().min(70)]}).to_string();
+        return if rest.len() > 70 { ([(header::LINK, "<next>; rel=\"next\"")], page).into_response() } else { page.into_response() };
     }
     if method == "POST" {
         inner.uploads.push(Vec::new());
@@ -501,6 +513,43 @@ async fn a_registry_of_another_program_takes_a_token_and_each_blob_once() {
     let done = push(&export, &other.remote(), target("copy"), &Progress::default()).await.unwrap();
     assert_eq!(done.digest, pushed.digest);
     other.store.verify(&pushed.digest, &mut |_| {}).await.unwrap();
+}
+
+#[tokio::test]
+async fn an_import_asks_for_a_token_to_read_waits_for_it_and_looks_at_all_tags() {
+    let (registry, foreign) = (Registry::start().await, Foreign::default());
+    let host = foreign.start().await;
+    let pushed = push_dir(&registry.remote(), directory(SMALL, &[1, 2, 3]).path(), "a").await.unwrap();
+    export_to(&format!("oci://{host}/team/agent:z"), &source(&registry.remote(), pushed.digest)).await.unwrap();
+    {
+        let mut inner = foreign.0.lock();
+        let manifest = inner.manifests["z"].clone();
+        inner.manifests.extend((0..200).map(|n| (format!("t{n:03}"), manifest.clone())));
+        inner.busy = 1;
+        inner.seen.clear();
+    }
+    let shelf = Shelf::open(&Place::parse(&format!("oci://{host}/team/agent")).unwrap(), &logged_in()).await.unwrap();
+    assert_eq!(shelf.exports().len(), 201);
+    assert_eq!(shelf.exports().last().unwrap().tag, Some(tag("z")));
+    let inner = foreign.0.lock();
+    let tokens: Vec<&String> = inner.seen.iter().map(|(_, path, _)| path).filter(|path| path.starts_with(REALM_PATH)).collect();
+    assert!(tokens.len() >= 2 && tokens.iter().all(|path| path.contains("pull") && !path.contains("push")), "{tokens:?}");
+}
+
+#[tokio::test]
+async fn a_fork_under_another_tag_reads_no_page_of_the_packs_of_its_parent() {
+    let (registry, foreign) = (Registry::start().await, Foreign::default());
+    let (remote, host) = (registry.remote(), foreign.start().await);
+    let parent = directory(SMALL, &(0..300).collect::<Vec<_>>());
+    let a = push_dir(&remote, parent.path(), "a").await.unwrap();
+    std::fs::write(parent.path().join("config.json"), r#"{"agent":"b","parents":[]}"#).unwrap();
+    let b = push_dir(&remote, parent.path(), "b").await.unwrap();
+    export_to(&format!("oci://{host}/team/agent:a"), &source(&remote, a.digest)).await.unwrap();
+    let place = Place::parse(&format!("oci://{host}/team/agent:b")).unwrap();
+    let (mut exporter, progress) = (Exporter::begin(&place, &logged_in()).await.unwrap(), Progress::default());
+    let report = exporter.add(&source(&remote, b.digest), &repository(), None, &progress).await.unwrap();
+    assert_eq!((report.packs, report.packs_written), (2, 1), "only its documents are new");
+    assert!(progress.bytes_deduplicated() > 0, "the pages were read again");
 }
 
 #[tokio::test]
