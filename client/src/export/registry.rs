@@ -39,6 +39,9 @@ const TAGS: usize = 100;
 const MOST: usize = 10_000;
 /// Manifests that are read at a time.
 const AT_ONCE: usize = 8;
+/// Bytes of a blob after which earlier failures no longer count: a few bytes for each answer would
+/// never end.
+const PROGRESS: u64 = 64 << 10;
 /// Bytes of a list of tags at most.
 const LIST: usize = 1 << 20;
 
@@ -209,7 +212,7 @@ impl Layout for Registry {
         if range.is_empty() {
             return stream::empty().boxed();
         }
-        let part = Part { registry: self.clone(), digest, at: range.start, end: range.end, open: None, failures: 0 };
+        let part = Part { registry: self.clone(), digest, at: range.start, end: range.end, open: None, failures: 0, gained: 0 };
         stream::try_unfold(part, |mut part| async move { Ok::<_, Error>(part.next().await?.map(|piece| (piece, part))) }).boxed()
     }
 
@@ -258,6 +261,8 @@ struct Part {
     end: u64,
     open: Option<Answer>,
     failures: u32,
+    /// Bytes since the last failure.
+    gained: u64,
 }
 
 struct Answer {
@@ -283,7 +288,7 @@ impl Part {
             let mut piece = match piece {
                 Ok(piece) => piece,
                 Err(reason) => {
-                    self.open = None;
+                    (self.open, self.gained) = (None, 0);
                     self.failures += 1;
                     let error = self.registry.failed(ErrorCode::Unavailable, format!("{}: {reason}", self.digest));
                     self.registry.http().wait(self.failures, (error, None)).await?;
@@ -297,7 +302,10 @@ impl Part {
             piece.truncate(usize::try_from(self.end - self.at).unwrap_or(usize::MAX));
             if !piece.is_empty() {
                 self.at += piece.len() as u64;
-                self.failures = 0;
+                self.gained += piece.len() as u64;
+                if self.gained >= PROGRESS {
+                    self.failures = 0;
+                }
                 return Ok(Some(piece));
             }
         }

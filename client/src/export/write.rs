@@ -2,7 +2,7 @@
 
 use super::layout::{Layout, malformed};
 use super::place::{Place, PlaceOptions};
-use super::read::{index, manifest};
+use super::read::{check_documents, index, manifest};
 use super::spool::{Writing, Written};
 use crate::encoding::Encoding;
 use crate::error::{Error, Result};
@@ -137,6 +137,10 @@ impl Exporter {
         let (mut layers, mut packs_written, mut bytes_written) = (Vec::new(), 0, 0);
         for part in parts {
             let (digests, bytes) = (part.digests(), part.bytes());
+            let is_first = layers.is_empty();
+            if is_first {
+                check_documents(bytes).map_err(malformed(self.layout.name(), "the export"))?;
+            }
             let name = contents(&digests);
             let layer = match self.stored(&name, &digests, opened.limits()).await {
                 Some(layer) => {
@@ -145,6 +149,9 @@ impl Exporter {
                 }
                 None => {
                     let written = self.pack(&opened, part, progress).await?;
+                    if is_first {
+                        check_documents(written.size).map_err(malformed(self.layout.name(), "the export"))?;
+                    }
                     let layer = Layer { digest: written.digest, size: written.size, contents: Some(name) };
                     if self.layout.put(written).await? {
                         packs_written += 1;

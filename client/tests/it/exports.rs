@@ -380,6 +380,8 @@ struct Inner {
     elsewhere: Option<String>,
     /// Sends other bytes than it stores.
     lies: bool,
+    /// Ends each answer after the first byte of a blob.
+    drips: bool,
 }
 
 const REALM_PATH: &str = "/token";
@@ -466,6 +468,9 @@ async fn answer(State((foreign, host)): State<(Foreign, String)>, request: Reque
         }
         bytes
     });
+    if inner.drips && method == "GET" {
+        return (StatusCode::PARTIAL_CONTENT, vec![b'x']).into_response();
+    }
     range(&parts.headers, found.as_ref())
 }
 
@@ -577,6 +582,10 @@ async fn a_redirect_to_another_host_is_followed_without_credentials_and_lies_are
     }
     let error = shelf.read(&shelf.exports()[0]).await.unwrap_err();
     assert_eq!(error.code().exit_code(), 4, "{error}");
+    foreign.0.lock().drips = true;
+    let read = tokio::time::timeout(Duration::from_secs(60), shelf.read(&shelf.exports()[0]));
+    let error = read.await.expect("a byte for each answer goes on for ever").unwrap_err();
+    assert_eq!(error.code(), ErrorCode::Unavailable, "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
