@@ -269,8 +269,8 @@ impl Exported {
     }
 }
 
-/// Refuses more bytes of documents than an import has in memory. An export asks too, so that none is
-/// written that cannot be read.
+/// Refuses more bytes of documents than an import has in memory. An export asks too, so that none
+/// is written that cannot be read.
 pub(super) fn check_documents(found: u64) -> std::result::Result<(), FormatError> {
     match found > DOCUMENTS {
         true => Err(FormatError::TooLarge { what: "the documents of an export in bytes", found, limit: DOCUMENTS }),
