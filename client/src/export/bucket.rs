@@ -18,9 +18,10 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Bytes of one part of an upload. A bucket takes 10,000 parts, so this is enough for any blob.
+/// Bytes of one part of an upload, and of one read. A bucket takes 10,000 parts, so this is enough
+/// for any blob.
 const PART: usize = 8 << 20;
-/// Parts in flight.
+/// Parts of an upload in flight.
 const PARTS: usize = 4;
 /// Objects up to this size are uploaded in one request.
 const SMALL: u64 = 8 << 20;
@@ -193,25 +194,28 @@ impl Layout for Bucket {
     }
 
     fn read(&self, digest: Digest, range: Range<u64>) -> BoxStream<'static, Result<Bytes>> {
-        if range.is_empty() {
-            return stream::empty().boxed();
-        }
-        let (store, name) = (Arc::clone(&self.store), self.name.clone());
-        let open = async move {
-            let options = GetOptions { range: Some(range.clone().into()), ..GetOptions::default() };
-            let found = match store.get_opts(&blob(&digest), options).await {
-                Err(object_store::Error::NotFound { .. }) => {
-                    return Err(failed(&name, ErrorCode::MissingBlobs, format!("its blob {digest} is not there")));
+        let (store, name, Range { start, end }) = (Arc::clone(&self.store), self.name.clone(), range);
+        // A request must end within a time, its body included. So it ends before its bytes go on,
+        // however slow the reader of the stream is.
+        let parts = (start..end).step_by(PART).map(move |at| at..end.min(at + PART as u64));
+        let parts = stream::iter(parts).then(move |part| {
+            let (store, name) = (Arc::clone(&store), name.clone());
+            async move {
+                let options = GetOptions { range: Some(part.clone().into()), ..GetOptions::default() };
+                let found = match store.get_opts(&blob(&digest), options).await {
+                    Err(object_store::Error::NotFound { .. }) => {
+                        return Err(failed(&name, ErrorCode::MissingBlobs, format!("its blob {digest} is not there")));
+                    }
+                    found => found.map_err(|error| failure(&name, &error))?,
+                };
+                if found.range != part {
+                    let reason = format!("its blob {digest} is shorter than its manifest says");
+                    return Err(failed(&name, ErrorCode::Truncated, reason));
                 }
-                found => found.map_err(|error| failure(&name, &error))?,
-            };
-            if found.range != range {
-                let reason = format!("its blob {digest} is shorter than its manifest says");
-                return Err(failed(&name, ErrorCode::Truncated, reason));
+                found.bytes().await.map_err(|error| failure(&name, &error))
             }
-            Ok(found.into_stream().map_err(move |error| failure(&name, &error)))
-        };
-        stream::once(open).try_flatten().boxed()
+        });
+        parts.boxed()
     }
 
     fn spool(&self) -> Result<Spool> {
@@ -280,6 +284,8 @@ mod tests {
             let read = bytes_of(&layout, digest, range.clone()).await.unwrap();
             assert!(read == whole[range.start as usize..range.end as usize], "{range:?}");
         }
+        let pieces: Vec<Bytes> = layout.read(digest, 0..20_000_000).try_collect().await.unwrap();
+        assert!(pieces.iter().all(|piece| piece.len() <= PART), "a slow reader would keep one request open for all of it");
         let error = bytes_of(&layout, digest, 0..20_000_001).await.unwrap_err();
         assert_eq!(error.code(), ErrorCode::Truncated, "{error}");
         let error = bytes_of(&layout, Digest::sha256(b"absent"), 0..1).await.unwrap_err();

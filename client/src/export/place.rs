@@ -81,7 +81,7 @@ impl Place {
             Self::Folder(path) => Arc::new(Folder::open(path.clone()).await?),
             Self::Tar(path) => Arc::new(Tar::open(path.clone()).await?),
             Self::Bucket(url) => Arc::new(Bucket::at(url)?.opened().await?),
-            Self::Registry(address) => Arc::new(registry(address, options).await?),
+            Self::Registry(address) => Arc::new(registry(address, options, false).await?),
         };
         Ok(layout)
     }
@@ -92,13 +92,13 @@ impl Place {
             Self::Folder(path) => Arc::new(Folder::create(path.clone()).await?),
             Self::Tar(path) => Arc::new(Tar::create(path.clone()).await?),
             Self::Bucket(url) => Arc::new(Bucket::at(url)?.created().await?),
-            Self::Registry(address) => Arc::new(registry(address, options).await?),
+            Self::Registry(address) => Arc::new(registry(address, options, true).await?),
         };
         Ok(layout)
     }
 }
 
-async fn registry(address: &Address, options: &PlaceOptions) -> Result<Registry> {
+async fn registry(address: &Address, options: &PlaceOptions, writes: bool) -> Result<Registry> {
     let login = match (&options.login, &options.docker) {
         (Some((user, password)), _) => Some(Login { user: user.clone(), password: password.clone() }),
         (None, Some(file)) => {
@@ -107,7 +107,7 @@ async fn registry(address: &Address, options: &PlaceOptions) -> Result<Registry>
         }
         (None, None) => None,
     };
-    Registry::at(address.clone(), &options.remote, login)
+    Registry::at(address.clone(), writes, &options.remote, login)
 }
 
 impl fmt::Display for Place {

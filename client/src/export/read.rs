@@ -269,15 +269,21 @@ impl Exported {
     }
 }
 
+/// Refuses more bytes of documents than an import has in memory. An export asks too, so that none
+/// is written that cannot be read.
+pub(super) fn check_documents(found: u64) -> std::result::Result<(), FormatError> {
+    match found > DOCUMENTS {
+        true => Err(FormatError::TooLarge { what: "the documents of an export in bytes", found, limit: DOCUMENTS }),
+        false => Ok(()),
+    }
+}
+
 /// The nodes in the first pack, verified: first all of the pack, then each of them.
 async fn documents(layout: &Arc<dyn Layout>, layer: &Layer, entries: &[Entry]) -> Result<HashMap<Digest, Document>> {
     let wrong = || malformed(layout.name(), &format!("its pack {}", layer.digest));
     let nodes = entries.iter().filter(|entry| entry.header.kind.is_container());
     let raw = nodes.fold(0_u64, |sum, entry| sum.saturating_add(entry.header.raw_len));
-    let found = raw.max(layer.size);
-    if found > DOCUMENTS {
-        return Err(wrong()(FormatError::TooLarge { what: "the documents of an export in bytes", found, limit: DOCUMENTS }));
-    }
+    check_documents(raw.max(layer.size)).map_err(wrong())?;
     let pack = bytes_of(layout, layer.digest, 0..layer.size).await?;
     let (name, digest, entries) = (Arc::clone(layout), layer.digest, entries.to_vec());
     let read = crate::error::blocking(move || {
@@ -301,4 +307,16 @@ async fn documents(layout: &Arc<dyn Layout>, layer: &Layer, entries: &[Entry]) -
         Ok(documents)
     });
     read.await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn more_documents_than_an_import_reads_are_refused() {
+        assert!(check_documents(DOCUMENTS).is_ok());
+        let error = malformed("./backup", "the export")(check_documents(DOCUMENTS + 1).unwrap_err());
+        assert_eq!(error.code(), ErrorCode::TooLarge, "{error}");
+    }
 }

@@ -20,19 +20,28 @@ use crate::remote::RemoteOptions;
 use crate::remote::pace::Pace;
 use bytes::{Buf as _, Bytes};
 use futures::future::{BoxFuture, FutureExt as _};
-use futures::stream::{self, BoxStream, StreamExt as _};
+use futures::stream::{self, BoxStream, StreamExt as _, TryStreamExt as _};
 use pfr_schema::export::Entry;
 use pfr_schema::snapshot::MAX_BYTES;
 use pfr_schema::tree::Document;
 use pfr_schema::{Digest, ErrorCode, Tag, media_type};
 use reqwest::StatusCode;
-use reqwest::header::{ACCEPT, CONTENT_TYPE, RANGE};
+use reqwest::header::{ACCEPT, CONTENT_TYPE, LINK, RANGE};
 use serde::Deserialize;
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Tags of a repository that are looked at, for packs that need not be sent again.
+/// Tags of a repository that an export looks at, for packs that need not be sent again, and those
+/// of a page.
 const TAGS: usize = 100;
+/// Tags of a repository that an import looks at, at most.
+const MOST: usize = 10_000;
+/// Manifests that are read at a time.
+const AT_ONCE: usize = 8;
+/// Bytes of a blob after which earlier failures no longer count: a few bytes for each answer would
+/// never end.
+const PROGRESS: u64 = 64 << 10;
 /// Bytes of a list of tags at most.
 const LIST: usize = 1 << 20;
 
@@ -43,6 +52,8 @@ pub(crate) struct Registry(Arc<Shared>);
 #[derive(Debug)]
 struct Shared {
     address: Address,
+    /// Whether it takes an export.
+    writes: bool,
     name: String,
     http: request::Http,
 }
@@ -54,10 +65,12 @@ struct TagList {
 }
 
 impl Registry {
-    /// The repository at `address`. Nothing is sent yet.
-    pub fn at(address: Address, options: &RemoteOptions, login: Option<Login>) -> Result<Self> {
-        let http = request::Http::new(&address, options, login)?;
-        Ok(Self(Arc::new(Shared { name: address.to_string(), address, http })))
+    /// The repository at `address`, to be read, or to take an export. Nothing is sent yet.
+    pub fn at(address: Address, writes: bool, options: &RemoteOptions, login: Option<Login>) -> Result<Self> {
+        // A token service may refuse a reader that asks for more.
+        let actions = if writes { "pull,push" } else { "pull" };
+        let http = request::Http::new(&address, actions, options, login)?;
+        Ok(Self(Arc::new(Shared { name: address.to_string(), address, writes, http })))
     }
 
     fn http(&self) -> &request::Http {
@@ -89,26 +102,66 @@ impl Registry {
         Ok(Some(Entry { media_type, digest, size, artifact_type: None, annotations, others: Default::default() }))
     }
 
-    /// The first tags of the repository.
-    async fn tags(&self) -> Result<Vec<Tag>> {
-        let mut url = self.http().url(&["tags", "list"]);
-        url.query_pairs_mut().append_pair("n", &TAGS.to_string());
-        let response = self.http().send(&|client| client.get(url.clone())).await?;
-        match response.status() {
-            StatusCode::NOT_FOUND => Ok(Vec::new()),
-            status if status.is_success() => {
-                let bytes = self.http().read(response, LIST).await?;
-                let list: TagList = pfr_schema::json::parse("list of tags", &bytes, LIST as u64)
-                    .map_err(|error| self.failed(ErrorCode::InvalidDocument, error.to_string()))?;
-                Ok(list.tags.unwrap_or_default().iter().take(TAGS).filter_map(|tag| tag.parse().ok()).collect())
+    /// The first tags of the repository, at least `enough` if it has so many.
+    async fn tags(&self, enough: usize) -> Result<Vec<Tag>> {
+        let (mut seen, mut last) = (BTreeSet::new(), None::<String>);
+        loop {
+            let mut url = self.http().url(&["tags", "list"]);
+            url.query_pairs_mut().append_pair("n", &TAGS.to_string());
+            if let Some(last) = &last {
+                url.query_pairs_mut().append_pair("last", last);
             }
-            _ => Err(self.http().refusal(response).await),
+            let response = self.http().send(&|client| client.get(url.clone())).await?;
+            match response.status() {
+                StatusCode::NOT_FOUND => break,
+                status if status.is_success() => {}
+                _ => return Err(self.http().refusal(response).await),
+            }
+            let goes_on = response.headers().contains_key(LINK);
+            let bytes = self.http().read(response, LIST).await?;
+            let list: TagList = pfr_schema::json::parse("list of tags", &bytes, LIST as u64)
+                .map_err(|error| self.failed(ErrorCode::InvalidDocument, error.to_string()))?;
+            let (page, before) = (list.tags.unwrap_or_default(), seen.len());
+            let is_full = page.len() >= TAGS;
+            last = page.last().cloned();
+            seen.extend(page);
+            // A registry that knows no pages sends the same ones again.
+            if seen.len() == before || seen.len() >= enough || !(goes_on || is_full) {
+                break;
+            }
         }
+        Ok(seen.iter().filter_map(|tag| tag.parse().ok()).collect())
     }
 
-    /// What an address names must be there; without a name, the manifests of all tags.
+    /// The tags whose manifests are looked at: for an import all, for an export the first ones, of
+    /// which it needs none.
+    async fn looked_at(&self, named: Option<&Tag>) -> Result<Vec<Tag>> {
+        if !self.0.writes {
+            return match named {
+                Some(tag) => Ok(vec![tag.clone()]),
+                None => {
+                    let tags = self.tags(MOST + 1).await?;
+                    let too_many = || self.failed(ErrorCode::TooLarge, format!("it has more than {MOST} tags; add one to its address"));
+                    if tags.len() > MOST { Err(too_many()) } else { Ok(tags) }
+                }
+            };
+        }
+        let mut tags = match self.tags(TAGS).await {
+            Err(error) if named.is_some() => {
+                tracing::debug!(%error, "the tags of the repository cannot be listed");
+                Vec::new()
+            }
+            tags => tags?,
+        };
+        tags.retain(|tag| Some(tag) != named);
+        tags.truncate(TAGS);
+        tags.extend(named.cloned());
+        Ok(tags)
+    }
+
+    /// The manifests of tags, or the one of a digest.
     async fn listed(&self) -> Result<Vec<Entry>> {
-        let tags = match &self.0.address.named {
+        let named = match &self.0.address.named {
             Some(Named::Digest(digest)) => {
                 return match self.entry(&digest.to_string(), None).await? {
                     Some(entry) if entry.digest != *digest => {
@@ -117,14 +170,24 @@ impl Registry {
                     entry => Ok(entry.into_iter().collect()),
                 };
             }
-            Some(Named::Tag(tag)) => vec![tag.clone()],
-            None => self.tags().await?,
+            Some(Named::Tag(tag)) => Some(tag),
+            None => None,
         };
-        let mut entries = Vec::new();
-        for tag in tags {
-            entries.extend(self.entry(tag.as_str(), Some(&tag)).await?);
-        }
-        Ok(entries)
+        let registry = self.clone();
+        let found = stream::iter(self.looked_at(named).await?).map(move |tag| {
+            let registry = registry.clone();
+            async move {
+                match registry.entry(tag.as_str(), Some(&tag)).await {
+                    Err(error) if registry.0.writes && !error.retryable() && error.code() != ErrorCode::Unauthorized => {
+                        tracing::debug!(%error, %tag, "the manifest of a tag cannot be read");
+                        Ok(None)
+                    }
+                    entry => entry,
+                }
+            }
+        });
+        let found: Vec<Option<Entry>> = found.buffered(AT_ONCE).try_collect().await?;
+        Ok(found.into_iter().flatten().collect())
     }
 }
 
@@ -149,7 +212,7 @@ impl Layout for Registry {
         if range.is_empty() {
             return stream::empty().boxed();
         }
-        let part = Part { registry: self.clone(), digest, at: range.start, end: range.end, open: None, failures: 0 };
+        let part = Part { registry: self.clone(), digest, at: range.start, end: range.end, open: None, failures: 0, gained: 0 };
         stream::try_unfold(part, |mut part| async move { Ok::<_, Error>(part.next().await?.map(|piece| (piece, part))) }).boxed()
     }
 
@@ -198,6 +261,8 @@ struct Part {
     end: u64,
     open: Option<Answer>,
     failures: u32,
+    /// Bytes since the last failure.
+    gained: u64,
 }
 
 struct Answer {
@@ -223,7 +288,7 @@ impl Part {
             let mut piece = match piece {
                 Ok(piece) => piece,
                 Err(reason) => {
-                    self.open = None;
+                    (self.open, self.gained) = (None, 0);
                     self.failures += 1;
                     let error = self.registry.failed(ErrorCode::Unavailable, format!("{}: {reason}", self.digest));
                     self.registry.http().wait(self.failures, (error, None)).await?;
@@ -237,7 +302,10 @@ impl Part {
             piece.truncate(usize::try_from(self.end - self.at).unwrap_or(usize::MAX));
             if !piece.is_empty() {
                 self.at += piece.len() as u64;
-                self.failures = 0;
+                self.gained += piece.len() as u64;
+                if self.gained >= PROGRESS {
+                    self.failures = 0;
+                }
                 return Ok(Some(piece));
             }
         }

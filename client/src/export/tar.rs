@@ -31,6 +31,8 @@ use std::sync::Arc;
 const BLOCK: usize = 512;
 /// Members of a file that is read at most.
 const MEMBERS: usize = 200_000;
+/// Bytes of a name at most. Those of a layout are shorter, so longer ones are not kept.
+const NAME: usize = 255;
 /// Bytes of an extended header at most.
 const EXTENDED: u64 = 64 << 10;
 
@@ -51,7 +53,7 @@ enum State {
         file: Arc<File>,
         members: Members,
     },
-    /// None once it is complete.
+    /// None once it is complete, or could not be written.
     Writing(Arc<Mutex<Option<Writer>>>),
 }
 
@@ -101,9 +103,17 @@ impl Tar {
             return async { Err(Error::Internal("a tar file is written that was opened to be read".into())) }.boxed();
         };
         let (writer, path) = (Arc::clone(writer), self.path.clone());
-        blocking(move || match &mut *writer.lock() {
-            Some(writer) => work(writer).map_err(Error::io("write", &path)),
-            None => Err(Error::Internal("a tar file is written that is complete".into())),
+        blocking(move || {
+            let mut slot = writer.lock();
+            let Some(open) = slot.as_mut() else {
+                return Err(Error::Internal("a tar file is written that has ended".into()));
+            };
+            let done = work(open);
+            if done.is_err() {
+                // Its last member may be cut, so it gets no name.
+                *slot = None;
+            }
+            done.map_err(Error::io("write", &path))
         })
         .boxed()
     }
@@ -119,16 +129,24 @@ fn blob(digest: &Digest) -> String {
     format!("blobs/{}/{}", digest.algorithm().name(), digest.hex())
 }
 
+/// Refuses a path that is taken.
+fn check_absent(path: &Path) -> Result<()> {
+    let reason = "it exists; a tar file is written once, a directory takes further exports";
+    match path.symlink_metadata() {
+        Ok(_) => Err(Error::Refused { path: path.to_owned(), reason: reason.to_owned() }),
+        Err(_) => Ok(()),
+    }
+}
+
 impl Writer {
     fn create(path: &Path) -> Result<Self> {
-        let refused = |reason: &str| Error::Refused { path: path.to_owned(), reason: reason.to_owned() };
-        if path.symlink_metadata().is_ok() {
-            return Err(refused("it exists; a tar file is written once, a directory takes further exports"));
-        }
-        let name = path.file_name().ok_or_else(|| refused("expected the name of a file"))?;
+        check_absent(path)?;
+        let unnamed = || Error::Refused { path: path.to_owned(), reason: "expected the name of a file".into() };
+        let name = path.file_name().ok_or_else(unnamed)?;
         let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let folder = Arc::new(OwnedFd::from(File::open(parent).map_err(Error::io("open", parent))?));
-        let mut hidden = OsString::from(format!(".{}-", std::process::id()));
+        // Processes in other containers may have the same number.
+        let mut hidden = OsString::from(format!(".{}-", uuid::Uuid::now_v7()));
         hidden.push(name);
         let file = Unfinished::create(Arc::clone(&folder), hidden, 0o666).map_err(Error::io("create", path))?;
         let mut writer = Self { file, folder, blobs: HashSet::new(), index: Index::default() };
@@ -239,7 +257,10 @@ fn members(len: u64, read: &dyn Fn(u64, &mut [u8]) -> io::Result<()>) -> std::re
             let Extended { path, .. } = std::mem::take(&mut extended);
             if matches!(kind, b'0' | 0) {
                 let name = path.unwrap_or_else(|| named(&header));
-                members.insert(name.trim_start_matches("./").to_owned(), begin..end);
+                let name = name.trim_start_matches("./");
+                if name.len() <= NAME {
+                    members.insert(name.to_owned(), begin..end);
+                }
             }
         }
         at = end + padding(end - begin) as u64;
@@ -366,7 +387,11 @@ impl Layout for Tar {
         let State::Writing(writer) = &self.state else { return async { Ok(()) }.boxed() };
         let (writer, path, name) = (Arc::clone(writer), self.path.clone(), self.name.clone());
         blocking(move || {
-            let Some(mut writer) = writer.lock().take() else { return Ok(()) };
+            let Some(mut writer) = writer.lock().take() else {
+                return Err(Error::Internal("a tar file is completed that has ended".into()));
+            };
+            // Another export may have been faster.
+            check_absent(&path)?;
             let index = writer.index.to_bytes().map_err(malformed(&name, INDEX_FILE))?;
             let ended = writer.member(INDEX_FILE, index.len() as u64, &mut &*index);
             let ended = ended.and_then(|()| writer.file.file().write_all(&[0; 2 * BLOCK]));
@@ -422,6 +447,26 @@ mod tests {
         names.sort_unstable();
         assert_eq!(names, ["../../etc/passwd", "blobs/sha256/long", "blobs/sha256/p", "index.json"]);
         assert_eq!(found["blobs/sha256/long"].end - found["blobs/sha256/long"].start, 5);
+    }
+
+    #[test]
+    fn names_that_no_layout_has_take_no_memory() {
+        let long = of_kind(b'L', "././@LongLink", "x".repeat(60_000).as_bytes());
+        let all = [long, member("short", b"1"), member("index.json", b"{}"), vec![0; 2 * BLOCK]].concat();
+        let found = of(&all).map_err(|fault| format!("{fault:?}")).unwrap();
+        assert_eq!(found.into_keys().collect::<Vec<_>>(), ["index.json"]);
+    }
+
+    #[tokio::test]
+    async fn a_file_with_a_cut_member_gets_no_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x.tar");
+        let tar = Tar::create(path.clone()).await.unwrap();
+        let cut = tar.spool().unwrap().all("half").await.unwrap();
+        assert!(tar.put(Written { size: 8, ..cut }).await.is_err());
+        let next = tar.spool().unwrap().all("next").await.unwrap();
+        assert!(tar.put(next).await.is_err() && tar.finish().await.is_err());
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
     }
 
     #[test]

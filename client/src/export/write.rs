@@ -2,7 +2,7 @@
 
 use super::layout::{Layout, malformed};
 use super::place::{Place, PlaceOptions};
-use super::read::{index, manifest};
+use super::read::{check_documents, index, manifest};
 use super::spool::{Writing, Written};
 use crate::encoding::Encoding;
 use crate::error::{Error, Result};
@@ -137,6 +137,10 @@ impl Exporter {
         let (mut layers, mut packs_written, mut bytes_written) = (Vec::new(), 0, 0);
         for part in parts {
             let (digests, bytes) = (part.digests(), part.bytes());
+            let is_first = layers.is_empty();
+            if is_first {
+                check_documents(bytes).map_err(malformed(self.layout.name(), "the export"))?;
+            }
             let name = contents(&digests);
             let layer = match self.stored(&name, &digests, opened.limits()).await {
                 Some(layer) => {
@@ -145,6 +149,9 @@ impl Exporter {
                 }
                 None => {
                     let written = self.pack(&opened, part, progress).await?;
+                    if is_first {
+                        check_documents(written.size).map_err(malformed(self.layout.name(), "the export"))?;
+                    }
                     let layer = Layer { digest: written.digest, size: written.size, contents: Some(name) };
                     if self.layout.put(written).await? {
                         packs_written += 1;
@@ -223,24 +230,35 @@ impl Exporter {
         let Watched { frames, slot } = watch(frames, Meter::expecting(limits, Arc::clone(tally), Arc::clone(items)));
         let mut frames = Box::pin(verified_frames(frames, limits.clone(), Arc::new(Semaphore::new(1))));
         let mut making = Making::begin(Writing::begin(self.layout.spool()?)).await?;
-        while let Some(incoming) = frames.next().await {
-            match incoming.map_err(|error| slot.take().unwrap_or(Error::Store(error)))? {
-                Incoming::Whole(whole) => {
-                    making.header(whole.header).await?;
-                    for piece in whole.payload {
-                        making.write(piece).await?;
+        let filled = async {
+            while let Some(incoming) = frames.next().await {
+                match incoming.map_err(|error| slot.take().unwrap_or(Error::Store(error)))? {
+                    Incoming::Whole(whole) => {
+                        making.header(whole.header).await?;
+                        for piece in whole.payload {
+                            making.write(piece).await?;
+                        }
+                        making.checksum(whole.checksum).await?;
                     }
-                    making.checksum(whole.checksum).await?;
+                    Incoming::Begin(header) => making.header(header).await?,
+                    Incoming::Piece(piece) => making.write(piece).await?,
+                    Incoming::Finish { checksum } => making.checksum(checksum).await?,
                 }
-                Incoming::Begin(header) => making.header(header).await?,
-                Incoming::Piece(piece) => making.write(piece).await?,
-                Incoming::Finish { checksum } => making.checksum(checksum).await?,
+            }
+            for node in nodes {
+                making.node(document_frame(node), limits).await?;
+            }
+            Ok::<_, Error>(())
+        };
+        let filled = filled.await;
+        match filled {
+            Ok(()) => making.end().await,
+            Err(error) => {
+                // The next try has a file of the same name: nothing may still write to this one.
+                drop(making.writing.end().await);
+                Err(error)
             }
         }
-        for node in nodes {
-            making.node(document_frame(node), limits).await?;
-        }
-        making.end().await
     }
 }
 

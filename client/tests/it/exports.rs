@@ -1,6 +1,6 @@
 //! Exports: out of a registry or a store into a layout, and back, and what is refused on the way.
 
-use crate::common::sample::{SMALL, directory, everything, page};
+use crate::common::sample::{LARGE, SMALL, directory, everything, page};
 use crate::common::{Registry, files, is_empty, memory, pf, pull_dir, push_dir, repository, same_files, tag, target};
 use axum::Router;
 use axum::body::Body;
@@ -318,6 +318,48 @@ async fn two_exports_into_one_directory_list_both() {
     assert_eq!(read(&place).await.unwrap().1.len(), 2);
 }
 
+#[tokio::test]
+async fn a_pack_that_fails_is_gone_before_the_next_one_is_begun() {
+    let (registry, dir) = (Registry::start().await, tempfile::tempdir().unwrap());
+    let pushed = push_dir(&registry.remote(), directory(LARGE, &(0..100).collect::<Vec<_>>()).path(), "a").await.unwrap();
+    let good = source(&registry.remote(), pushed.digest);
+    let from = dir.path().join("from");
+    export(&good, "a", &Place::Folder(from.clone())).await.unwrap();
+    let (shelf, listed) = read(&Place::Folder(from.clone())).await.unwrap();
+    let damaged = Source::Export(Arc::new(shelf.read(&listed[0]).await.unwrap()));
+    let (name, mut bytes) = check(&from).into_iter().max_by_key(|(_, bytes)| bytes.len()).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    std::fs::write(from.join(name), bytes).unwrap();
+    let (path, place) = folder(&dir);
+    let mut exporter = Exporter::begin(&place, &options()).await.unwrap();
+    for _ in 0..2 {
+        let error = exporter.add(&damaged, &repository(), None, &Progress::default()).await.unwrap_err();
+        assert_ne!(error.code(), ErrorCode::Internal, "{error}");
+        assert!(!path.join(".pf-unfinished").exists(), "a thread may still write to it");
+    }
+    exporter.add(&good, &repository(), None, &Progress::default()).await.unwrap();
+    check(&path);
+}
+
+#[tokio::test]
+async fn of_two_exports_into_one_tar_file_the_first_stays_and_the_other_is_refused() {
+    let (registry, dir) = (Registry::start().await, tempfile::tempdir().unwrap());
+    let remote = registry.remote();
+    let a = push_dir(&remote, directory(SMALL, &[1, 2]).path(), "a").await.unwrap();
+    let b = push_dir(&remote, directory(SMALL, &[3, 4, 5]).path(), "b").await.unwrap();
+    let place = Place::Tar(dir.path().join("x.tar"));
+    let mut first = Exporter::begin(&place, &options()).await.unwrap();
+    let mut second = Exporter::begin(&place, &options()).await.unwrap();
+    first.add(&source(&remote, a.digest), &repository(), None, &Progress::default()).await.unwrap();
+    second.add(&source(&remote, b.digest), &repository(), None, &Progress::default()).await.unwrap();
+    first.finish().await.unwrap();
+    let error = second.finish().await.unwrap_err();
+    assert_eq!(error.code(), ErrorCode::InvalidRequest, "{error}");
+    assert_eq!(files(dir.path()).len(), 1, "nothing hidden is left");
+    assert_eq!(import_here(&place, &memory().await).await.unwrap(), a.digest);
+}
+
 /// A registry of another program: it asks for a token, keeps blobs and manifests in memory, and
 /// gets in the way.
 #[derive(Clone, Default)]
@@ -328,14 +370,18 @@ struct Inner {
     blobs: BTreeMap<String, Vec<u8>>,
     manifests: BTreeMap<String, Vec<u8>>,
     uploads: Vec<Vec<u8>>,
-    /// Method, path and credentials of each request.
+    /// Method, path with query, and credentials of each request.
     seen: Vec<(String, String, Option<String>)>,
     /// Answers 503 or 429 to so many uploads first.
     refuse: usize,
+    /// Answers 503 to so many requests for a token first.
+    busy: usize,
     /// Where reads of blobs are redirected to.
     elsewhere: Option<String>,
     /// Sends other bytes than it stores.
     lies: bool,
+    /// Ends each answer after the first byte of a blob.
+    drips: bool,
 }
 
 const REALM_PATH: &str = "/token";
@@ -357,9 +403,13 @@ async fn answer(State((foreign, host)): State<(Foreign, String)>, request: Reque
     let query = parts.uri.query().unwrap_or_default().to_owned();
     let credentials = parts.headers.get(header::AUTHORIZATION).map(|value| value.to_str().unwrap().to_owned());
     let mut inner = foreign.0.lock();
-    inner.seen.push((method.clone(), path.clone(), credentials.clone()));
+    inner.seen.push((method.clone(), parts.uri.to_string(), credentials.clone()));
     let basic = "Basic bWU6aHVzaA=="; // me:hush
     if path == REALM_PATH {
+        if inner.busy > 0 {
+            inner.busy -= 1;
+            return StatusCode::SERVICE_UNAVAILABLE.into_response();
+        }
         let is_known = credentials.as_deref() == Some(basic);
         return if is_known { r#"{"token":"issued"}"#.into_response() } else { StatusCode::UNAUTHORIZED.into_response() };
     }
@@ -370,6 +420,12 @@ async fn answer(State((foreign, host)): State<(Foreign, String)>, request: Reque
     if credentials.as_deref() != Some("Bearer issued") {
         let challenge = format!(r#"Bearer realm="http://{host}{REALM_PATH}",service="x""#);
         return (StatusCode::UNAUTHORIZED, [(header::WWW_AUTHENTICATE, challenge)]).into_response();
+    }
+    if path.ends_with("/tags/list") {
+        let last = query.split('&').find_map(|pair| pair.strip_prefix("last=")).unwrap_or_default();
+        let rest: Vec<&String> = inner.manifests.keys().filter(|name| !name.contains(':') && name.as_str() > last).collect();
+        let page = serde_json::json!({"name": "team/agent", "tags": &rest[..rest.len().min(70)]}).to_string();
+        return if rest.len() > 70 { ([(header::LINK, "<next>; rel=\"next\"")], page).into_response() } else { page.into_response() };
     }
     if method == "POST" {
         inner.uploads.push(Vec::new());
@@ -412,6 +468,9 @@ async fn answer(State((foreign, host)): State<(Foreign, String)>, request: Reque
         }
         bytes
     });
+    if inner.drips && method == "GET" {
+        return (StatusCode::PARTIAL_CONTENT, vec![b'x']).into_response();
+    }
     range(&parts.headers, found.as_ref())
 }
 
@@ -462,6 +521,43 @@ async fn a_registry_of_another_program_takes_a_token_and_each_blob_once() {
 }
 
 #[tokio::test]
+async fn an_import_asks_for_a_token_to_read_waits_for_it_and_looks_at_all_tags() {
+    let (registry, foreign) = (Registry::start().await, Foreign::default());
+    let host = foreign.start().await;
+    let pushed = push_dir(&registry.remote(), directory(SMALL, &[1, 2, 3]).path(), "a").await.unwrap();
+    export_to(&format!("oci://{host}/team/agent:z"), &source(&registry.remote(), pushed.digest)).await.unwrap();
+    {
+        let mut inner = foreign.0.lock();
+        let manifest = inner.manifests["z"].clone();
+        inner.manifests.extend((0..200).map(|n| (format!("t{n:03}"), manifest.clone())));
+        inner.busy = 1;
+        inner.seen.clear();
+    }
+    let shelf = Shelf::open(&Place::parse(&format!("oci://{host}/team/agent")).unwrap(), &logged_in()).await.unwrap();
+    assert_eq!(shelf.exports().len(), 201);
+    assert_eq!(shelf.exports().last().unwrap().tag, Some(tag("z")));
+    let inner = foreign.0.lock();
+    let tokens: Vec<&String> = inner.seen.iter().map(|(_, path, _)| path).filter(|path| path.starts_with(REALM_PATH)).collect();
+    assert!(tokens.len() >= 2 && tokens.iter().all(|path| path.contains("pull") && !path.contains("push")), "{tokens:?}");
+}
+
+#[tokio::test]
+async fn a_fork_under_another_tag_reads_no_page_of_the_packs_of_its_parent() {
+    let (registry, foreign) = (Registry::start().await, Foreign::default());
+    let (remote, host) = (registry.remote(), foreign.start().await);
+    let parent = directory(SMALL, &(0..300).collect::<Vec<_>>());
+    let a = push_dir(&remote, parent.path(), "a").await.unwrap();
+    std::fs::write(parent.path().join("config.json"), r#"{"agent":"b","parents":[]}"#).unwrap();
+    let b = push_dir(&remote, parent.path(), "b").await.unwrap();
+    export_to(&format!("oci://{host}/team/agent:a"), &source(&remote, a.digest)).await.unwrap();
+    let place = Place::parse(&format!("oci://{host}/team/agent:b")).unwrap();
+    let (mut exporter, progress) = (Exporter::begin(&place, &logged_in()).await.unwrap(), Progress::default());
+    let report = exporter.add(&source(&remote, b.digest), &repository(), None, &progress).await.unwrap();
+    assert_eq!((report.packs, report.packs_written), (2, 1), "only its documents are new");
+    assert!(progress.bytes_deduplicated() > 0, "the pages were read again");
+}
+
+#[tokio::test]
 async fn a_redirect_to_another_host_is_followed_without_credentials_and_lies_are_found() {
     let (registry, foreign, storage) = (Registry::start().await, Foreign::default(), Foreign::default());
     let (host, storage_host) = (foreign.start().await, storage.start().await);
@@ -486,6 +582,10 @@ async fn a_redirect_to_another_host_is_followed_without_credentials_and_lies_are
     }
     let error = shelf.read(&shelf.exports()[0]).await.unwrap_err();
     assert_eq!(error.code().exit_code(), 4, "{error}");
+    foreign.0.lock().drips = true;
+    let read = tokio::time::timeout(Duration::from_secs(60), shelf.read(&shelf.exports()[0]));
+    let error = read.await.expect("a byte for each answer goes on for ever").unwrap_err();
+    assert_eq!(error.code(), ErrorCode::Unavailable, "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

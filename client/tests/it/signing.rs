@@ -212,6 +212,33 @@ async fn a_digest_is_signed_and_verified_as_itself_whatever_the_registry_says() 
     assert_eq!(registry.store.signatures(&repository(), &other).await.unwrap().len(), 1);
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_copy_takes_its_signatures_along_before_it_puts_a_tag_that_needs_them() {
+    let (registry, other, dir) = (Registry::start().await, Registry::start().await, tempfile::tempdir().unwrap());
+    let dir = dir.path();
+    let [private, public] = keys(dir, "a.key");
+    for (name, page) in [("signed", 1), ("plain", 2)] {
+        push_dir(&registry.remote(), directory(SMALL, &[page]).path(), name).await.unwrap();
+    }
+    assert_eq!(pf(dir, &["sign", "team/agent:signed", "--key", &private, "--registry", &registry.url]).0, 0);
+    let policies = dir.join("signing.json");
+    let policy = json!({"name": "prod", "repositories": "*", "tags": ["prod*"], "keys": [std::fs::read_to_string(&public).unwrap()]});
+    std::fs::write(&policies, json!({"policies": [policy]}).to_string()).unwrap();
+    assert_eq!(pf(dir, &["signing", "set", policies.to_str().unwrap(), "--registry", &other.url]).0, 0);
+    let copy = |from: &str, to: &str, more: &[&str]| {
+        let (from, to) = (format!("{}/team/agent:{from}", registry.url), format!("{}/team/agent:{to}", other.url));
+        pf(dir, &[&["copy", &from, &to], more].concat())
+    };
+    let (code, _, stderr) = copy("plain", "prod", &[]);
+    assert_eq!(code, 4, "{stderr}");
+    let (code, _, stderr) = copy("signed", "prod", &["--if-tag-is", "absent"]);
+    assert_eq!(code, 0, "{stderr}");
+    let (code, _, stderr) = copy("signed", "prod", &["--if-tag-is", "absent"]);
+    assert_eq!(code, 3, "the tag is compared as without a signature: {stderr}");
+    let (code, _, stderr) = pf(dir, &["verify", "team/agent:prod", "--key", &public, "--registry", &other.url]);
+    assert_eq!(code, 0, "{stderr}");
+}
+
 /// Another implementation reads our keys and signatures, and we read its keys.
 #[tokio::test(flavor = "multi_thread")]
 async fn openssl_verifies_what_we_sign_and_signs_what_we_verify() {

@@ -1,12 +1,14 @@
 //! `pf copy`: a snapshot from registry to registry.
 
-use super::push::{brief, refused};
+use super::push::{brief, refused, sign};
 use crate::cli::args::{Copy, Expected};
 use crate::cli::context::Context;
 use crate::cli::failure::Failure;
 use crate::cli::output::human::duration;
 use crate::cli::progress::{Standing, watch};
 use pfr_client::{Progress, PushTarget, Site, Source};
+use pfr_schema::api::NewSignature;
+use pfr_schema::signature::MOST;
 use pfr_schema::{Reference, Selector, Tag};
 use std::time::Duration;
 
@@ -14,16 +16,26 @@ pub async fn run(context: &mut Context, args: Copy) -> Result<(), Failure> {
     let selector = args.source.selector_or_latest();
     let tag = copied(&args.target, selector.tag())?;
     let source = context.remote(Some(&args.source))?;
-    let snapshot = Site::Registry(source.clone()).snapshot(&args.source.repository, &selector).await?.digest;
+    let (snapshot, found) = Site::Registry(source.clone()).signatures(&args.source.repository, &selector).await?;
+    let signatures: Vec<NewSignature> =
+        found.into_iter().map(NewSignature::from).filter(|new| new.check(&snapshot).is_ok()).take(MOST).collect();
     let remote = context.remote(Some(&args.target))?;
     let repository = args.target.repository.clone();
     let if_tag_is = Expected::state(args.if_tag_is, &Site::Registry(remote.clone()), &repository).await?;
     let compression = context.compression(None);
-    let target = PushTarget { repository: repository.clone(), tag: Some(tag), if_tag_is, parents: Vec::new(), compression };
+    // As in a push: a policy may let the tag be put only on what is signed, so it comes last.
+    let is_signed = !signatures.is_empty();
+    let (first, first_if) = if is_signed { (None, None) } else { (Some(tag.clone()), if_tag_is) };
+    let target = PushTarget { repository: repository.clone(), tag: first, if_tag_is: first_if, parents: Vec::new(), compression };
     let source = Source::Remote { remote: source, repository: args.source.repository, snapshot };
     let progress = Progress::default();
     let work = pfr_client::push(&source, &remote, target, &progress);
     let report = watch(context.quiet, || Standing::of(&progress), work).await.map_err(|error| refused(error, &repository))?;
+    if is_signed {
+        let site = Site::Registry(remote.clone());
+        sign(&site, &repository, &report.digest, signatures, None).await?;
+        site.put_tag(&repository, &tag, &Selector::Digest(report.digest), if_tag_is).await?;
+    }
     let summary = format!("{}, {}", brief(&report), duration(Duration::from_secs_f64(report.seconds)));
     context.report(&report, [summary], &report.digest.to_string())
 }

@@ -46,7 +46,7 @@ pub async fn run(context: &mut Context, args: Push) -> Result<(), Failure> {
 }
 
 /// Adds the signatures that a snapshot has where it comes from, and one by `key`.
-async fn sign(
+pub async fn sign(
     site: &Site,
     repository: &RepositoryName,
     digest: &Digest,

@@ -29,6 +29,8 @@ pub(super) struct Http {
     client: Client,
     base: Url,
     repository: RepositoryName,
+    /// What its tokens are to permit there.
+    actions: &'static str,
     name: String,
     options: RemoteOptions,
     login: Option<Login>,
@@ -52,7 +54,7 @@ struct Reason {
 }
 
 impl Http {
-    pub fn new(address: &Address, options: &RemoteOptions, login: Option<Login>) -> Result<Self> {
+    pub fn new(address: &Address, actions: &'static str, options: &RemoteOptions, login: Option<Login>) -> Result<Self> {
         // Fails if a provider is installed already. Any provider will do.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let name = address.to_string();
@@ -67,7 +69,7 @@ impl Http {
             .build()
             .map_err(|error| failed(&name, ErrorCode::InvalidRequest, format!("TLS cannot be set up: {}", reason(&error))))?;
         let (base, repository) = (address.base.clone(), address.repository.clone());
-        Ok(Self { client, base, repository, name, options: options.clone(), login, authorization: Mutex::default() })
+        Ok(Self { client, base, repository, actions, name, options: options.clone(), login, authorization: Mutex::default() })
     }
 
     pub fn options(&self) -> &RemoteOptions {
@@ -109,11 +111,15 @@ impl Http {
             let request = build(&self.client).build().map_err(|error| self.unreachable(&error))?;
             let error = match self.follow(request).await {
                 Ok(response) if response.status() == StatusCode::UNAUTHORIZED && challenges == 0 => {
-                    challenges += 1;
-                    if self.answer(self.challenges(&response)).await? {
-                        continue;
+                    match self.answer(self.challenges(&response)).await {
+                        Ok(true) => {
+                            challenges += 1;
+                            continue;
+                        }
+                        Ok(false) => return Ok(response),
+                        // The token service may be busy.
+                        Err(error) => (error, None),
                     }
-                    return Ok(response);
                 }
                 Ok(response) if !passes(response.status()) => return Ok(response),
                 Ok(response) => {
@@ -194,7 +200,7 @@ impl Http {
 
     /// Answers challenges; returns whether there is something to answer.
     pub async fn answer(&self, asked: Vec<Challenge>) -> Result<bool> {
-        let scope = format!("repository:{}:pull,push", self.repository);
+        let scope = format!("repository:{}:{}", self.repository, self.actions);
         if let Some(url) = asked.iter().find_map(|challenge| challenge.token_url(&self.base, &scope)) {
             let token = self.token(url).await?;
             return self.authorize(&format!("Bearer {}", token.expose()));
