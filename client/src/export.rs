@@ -7,7 +7,8 @@
 //! ```
 //!
 //! [`Place`] says where a layout is; `layout::Layout` is one behaviour for all places; `write` and
-//! `read` know packs and no places. `schema::export` has the formats and the rule by which packs are cut.
+//! `read` know packs and no places. `schema::export` has the formats and the rule by which packs
+//! are cut.
 
 mod bucket;
 mod folder;

@@ -12,9 +12,9 @@
 //!
 //! [`Remote`] is the registry's `/v1` with retries; [`push()`] and [`pull()`] are built on it, and
 //! [`Passage`], which hands the blobs of a snapshot to a reader with the local store behind it;
-//! [`Directory`] is the interchange form on disk; [`export`] makes one artifact of a
-//! snapshot, for other registries, buckets and files; [`AgentClient`] asks the capture agent of this
-//! host; [`Progress`] is for progress bars.
+//! [`Directory`] is the interchange form on disk; [`export`] makes one artifact of a snapshot, for
+//! other registries, buckets and files; [`AgentClient`] asks the capture agent of this host;
+//! [`Progress`] is for progress bars.
 
 // The command's modules name this crate as its users do.
 extern crate self as pfr_client;

@@ -122,7 +122,7 @@ impl Store {
                 Err(error) => return Err(error),
             }
         }
-        Err(Error::Overloaded("others sign the same snapshot all the time"))
+        Err(Error::Overloaded("other clients sign the same snapshot again and again"))
     }
 
     /// Stores a manifest with `fresh` and what the manifest at the tag has, in its stead.

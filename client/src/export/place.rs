@@ -14,9 +14,9 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// What the URLs of buckets begin with.
+/// The beginnings of the URLs of buckets.
 const BUCKETS: [&str; 3] = ["s3://", "gs://", "az://"];
-/// What the URL of a directory or a tar file begins with.
+/// The beginning of the URL of a directory or a tar file.
 const FILE: &str = "file://";
 
 /// Where a layout is.

@@ -106,7 +106,7 @@ impl Registry {
         }
     }
 
-    /// What an address names must be there; without a name, the manifests of all tags.
+    /// The manifest that the address names, which must be there; without a name, those of all tags.
     async fn listed(&self) -> Result<Vec<Entry>> {
         let tags = match &self.0.address.named {
             Some(Named::Digest(digest)) => {

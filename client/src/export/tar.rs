@@ -247,7 +247,7 @@ fn members(len: u64, read: &dyn Fn(u64, &mut [u8]) -> io::Result<()>) -> std::re
     Err(wrong(at, "the file ends before its end mark"))
 }
 
-/// What extended headers say about the next member.
+/// Values of extended headers for the next member.
 #[derive(Default)]
 struct Extended {
     path: Option<String>,

@@ -28,7 +28,7 @@ pub struct EventFilter {
     pub once: bool,
 }
 
-/// What a reader of events is told.
+/// One message to a reader of events.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Followed {
     /// Something happened.
@@ -137,7 +137,7 @@ impl Events {
         tokio::time::sleep(WAITS.wait(self.failures)).await;
     }
 
-    /// What a block says, if it says something.
+    /// The message of a block, if it has one.
     fn read(&mut self, block: Block) -> Result<Option<Followed>> {
         let Block { id, event, data } = block;
         // What is sent back is a header.

@@ -217,7 +217,7 @@ impl Http {
         Ok(true)
     }
 
-    /// A token of the token service; for everyone, without credentials.
+    /// A token of the token service; without credentials, the one that any client gets.
     async fn token(&self, url: Url) -> Result<Secret> {
         let host = url.host_str().unwrap_or_default().to_owned();
         let mut request = self.client.get(url);
