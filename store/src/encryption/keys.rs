@@ -157,7 +157,7 @@ impl Keys {
                 self.secret(&DomainName::default(), &wrapped).await?;
                 Ok(wrapped)
             }
-            None => Err(Error::Locked("there is no key to wrap the key of a domain with: give a key file or a key command".into())),
+            None => Err(Error::Locked("nothing is given that wraps the key of a domain: give a key file or a key command".into())),
         }
     }
 
