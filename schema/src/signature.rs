@@ -210,7 +210,7 @@ pub struct Layer {
     pub digest: Digest,
     /// Its bytes.
     pub size: u64,
-    /// What is said of it.
+    /// Its annotations, the signature among them.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
 }

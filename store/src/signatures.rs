@@ -58,7 +58,7 @@ impl Store {
 
     async fn signature(&self, repository: &RepositoryName, layer: &Layer) -> Result<Option<NewSignature>> {
         let Some(text) = layer.signature() else { return Ok(None) };
-        // What the manifest says of it may be wrong.
+        // The manifest may be wrong about it.
         if self.blob(repository, &layer.digest).await?.is_none_or(|size| size > PAYLOAD_MAX) {
             return Ok(None);
         }

@@ -1,4 +1,4 @@
-//! Where a layout is.
+//! The place of a layout: a directory, a tar file, a bucket or a registry.
 
 use super::bucket::Bucket;
 use super::folder::Folder;
@@ -19,7 +19,7 @@ const BUCKETS: [&str; 3] = ["s3://", "gs://", "az://"];
 /// The beginning of the URL of a directory or a tar file.
 const FILE: &str = "file://";
 
-/// Where a layout is.
+/// The place of a layout.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
     /// A directory.

@@ -109,7 +109,7 @@ impl Tar {
     }
 }
 
-/// Where a member is that a layout must have.
+/// The range of a member that a layout must have.
 fn range_of(members: &Members, member: &str, name: &str) -> Result<Range<u64>> {
     let found = members.get(member).cloned();
     found.ok_or_else(|| failed(name, ErrorCode::MissingBlobs, format!("it has no file {member}; is it a tar file of an OCI layout?")))

@@ -140,7 +140,7 @@ impl Events {
     /// The message of a block, if it has one.
     fn read(&mut self, block: Block) -> Result<Option<Followed>> {
         let Block { id, event, data } = block;
-        // What is sent back is a header.
+        // The id is sent back in a header.
         if let Some(id) = id.filter(|id| id.parse::<EventId>().is_ok()) {
             self.last = Some(id);
         }

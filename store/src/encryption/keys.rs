@@ -231,7 +231,7 @@ impl KeyFile {
     }
 }
 
-/// What a wrapped key is bound to.
+/// The additional data that bind a wrapped key.
 fn about(id: &str) -> Aad<Vec<u8>> {
     Aad::from([b"pf wrapped key v1 ".as_slice(), id.as_bytes()].concat())
 }

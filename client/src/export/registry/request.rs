@@ -32,7 +32,7 @@ pub(super) struct Http {
     name: String,
     options: RemoteOptions,
     login: Option<Login>,
-    /// What the registry was told last, in answer to its challenge.
+    /// The last credentials or token that the registry got, in answer to its challenge.
     authorization: Mutex<Option<HeaderValue>>,
 }
 
@@ -183,7 +183,7 @@ impl Http {
         }
     }
 
-    /// What an answer asks for. Only the registry itself may ask.
+    /// The challenge of an answer. Only the registry itself may ask for credentials.
     pub fn challenges(&self, response: &Response) -> Vec<Challenge> {
         if response.url().origin() != self.base.origin() {
             return Vec::new();
