@@ -113,8 +113,8 @@ pub(crate) enum Command {
     /// store.
     #[command(subcommand)]
     Token(token::TokenCommand),
-    /// Lists domains, shows and sets their quotas, wraps their keys again. May run beside a registry
-    /// that serves the same store.
+    /// Lists domains, shows and sets their quotas, wraps their keys again. May run beside a
+    /// registry that serves the same store.
     #[command(subcommand)]
     Domain(domain::DomainCommand),
     /// Builds a new database from packs and journal, when the old one is lost. Nothing else may use

@@ -390,8 +390,8 @@ macro_rules! metadata_transactions {
             rewrap_domain_key(name: DomainName, from: String, to: String, audit: Option<AuditEntry>) -> bool
                 = WRITE |tx| domains::rewrap_key(tx, name, (from.as_str(), to.as_str()), audit.as_ref());
             /// Begins the deletion of a domain, whose wrapped key is gone then, and revokes its
-            /// access tokens; once more changes nothing. The audit log has a record for each of these
-            /// tokens too.
+            /// access tokens; once more changes nothing. The audit log has a record for each of
+            /// these tokens too.
             ///
             /// # Errors
             /// [`crate::Error::DomainUnknown`].
