@@ -92,8 +92,8 @@ pub struct Overrides {
     /// those that this machine trusts [default: none].
     #[arg(long, env = "PF_AGENT_TLS_CA", value_name = "FILE")]
     pub tls_ca: Option<PathBuf>,
-    /// File with public keys (PEM): what none of them has signed is not pulled for a restore
-    /// [default: none].
+    /// File with public keys (PEM): restores and warms fetch only snapshots that one of them has
+    /// signed [default: none].
     #[arg(long, env = "PF_AGENT_VERIFY_KEY", value_name = "FILE")]
     pub verify_key: Option<PathBuf>,
     /// Token for that registry; by file or `PF_AGENT_TOKEN`, since everybody sees flags.

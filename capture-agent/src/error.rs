@@ -51,7 +51,7 @@ pub enum Error {
     #[error("nothing in the registry that may be read matches {pattern:?}")]
     NothingMatches { pattern: String },
     /// A tag that the registry does not have yet as this host has it.
-    #[error("this host has saved {reference} anew, and the push has not ended")]
+    #[error("this host has a newer {reference} that is not pushed yet")]
     NewerHere { reference: String },
     /// A sequence must be named.
     #[error("engine {engine:?} has several sequences, name one: {known}")]

@@ -33,7 +33,7 @@ const PAGE: usize = 64;
 /// Milliseconds after which a browser connects again.
 const RETRY: u64 = 2000;
 
-/// What a reader wants.
+/// The events that a reader wants.
 pub(crate) struct Filter {
     pub(crate) repository: Option<Pattern>,
     pub(crate) kind: Option<EventKind>,
@@ -75,7 +75,7 @@ pub(crate) struct Follower {
     position: EventId,
     /// The last id that the reader was told.
     told: Option<EventId>,
-    /// What is sent before anything else.
+    /// Sent before anything else.
     first: Option<String>,
     /// When something was sent last.
     sent: Instant,
@@ -84,7 +84,7 @@ pub(crate) struct Follower {
     _place: OwnedSemaphorePermit,
 }
 
-/// What a look at the table found.
+/// The result of a look at the table.
 enum Found {
     /// Text for the reader, which may be empty, and whether there are more rows.
     Text(String, bool),
@@ -230,7 +230,7 @@ impl Follower {
         Ok(Found::Text(text, has_more))
     }
 
-    /// What is about no repository is for operators of the domain, like the list of collections.
+    /// Events about no repository are for operators of the domain, like the list of collections.
     fn may_see(&self, caller: &Caller, repository: Option<&RepositoryName>) -> bool {
         match repository {
             Some(repository) => caller.sees(repository),

@@ -196,7 +196,7 @@ pub struct Entry {
     pub digest: Digest,
     /// Its bytes.
     pub size: u64,
-    /// What it says that it is, if the index repeats that.
+    /// Its `artifactType`, if the index repeats that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub artifact_type: Option<String>,
     /// Labels.

@@ -39,11 +39,11 @@ pub const MOST: usize = 100;
 /// Bytes of a signature by any algorithm.
 const SIGNATURE_MAX: usize = 8 << 10;
 const DOCUMENT: &str = "signed payload";
-/// What cosign says of a payload, and asks of it.
+/// The `type` that cosign gives to a payload, and requires of it.
 const TYPE: &str = "cosign container image signature";
 const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 
-/// What is signed.
+/// The signed document.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Payload {
     /// The snapshot.
@@ -210,7 +210,7 @@ pub struct Layer {
     pub digest: Digest,
     /// Its bytes.
     pub size: u64,
-    /// What is said of it.
+    /// Its annotations, the signature among them.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
 }

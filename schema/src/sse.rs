@@ -18,7 +18,7 @@ const MOST: usize = 1 << 20;
 pub struct Block {
     /// Its id, if it has one: where a reader goes on that was cut after it.
     pub id: Option<String>,
-    /// What happened; empty if it does not say.
+    /// The kind of the event; empty if the block has none.
     pub event: String,
     /// The rest. Several lines have line feeds between them.
     pub data: String,

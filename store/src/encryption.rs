@@ -1,4 +1,4 @@
-//! Encryption at rest: what a domain writes to storage, with a key of its own.
+//! Encryption at rest: everything that a domain writes to storage, with a key of its own.
 //!
 //! | file | is |
 //! |---|---|

@@ -70,7 +70,7 @@ impl Store {
 
     async fn signature(&self, repository: &RepositoryName, layer: &Layer) -> Result<Option<NewSignature>> {
         let Some(text) = layer.signature() else { return Ok(None) };
-        // What the manifest says of it may be wrong.
+        // The manifest may be wrong about it.
         if self.blob(repository, &layer.digest).await?.is_none_or(|size| size > PAYLOAD_MAX) {
             return Ok(None);
         }
@@ -134,7 +134,7 @@ impl Store {
                 Err(error) => return Err(error),
             }
         }
-        Err(Error::Overloaded("others sign the same snapshot all the time"))
+        Err(Error::Overloaded("other clients sign the same snapshot again and again"))
     }
 
     /// Stores a manifest with `fresh` and what the manifest at the tag has, in its stead.

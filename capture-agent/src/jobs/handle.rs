@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Instant;
 use tokio::sync::watch;
 
-/// What a running job counts. Clones are one.
+/// The counters of a running job. All clones are one.
 #[derive(Clone, Debug)]
 pub(super) struct Live {
     cancelled: Arc<watch::Sender<bool>>,
@@ -22,7 +22,7 @@ pub(super) struct Live {
 struct Moved {
     /// Raw bytes of what is finished.
     done: u64,
-    /// What moves now.
+    /// The transfer under way.
     progress: Option<Progress>,
     /// When the first byte was asked for.
     since: Option<Instant>,
@@ -118,7 +118,7 @@ impl Handle {
         moved.progress = Some(progress.clone());
     }
 
-    /// What was followed has ended: this many bytes are done over all.
+    /// The transfer has ended: this many bytes are done over all.
     pub fn done(&self, bytes: u64) {
         let mut moved = self.live.moved.lock();
         moved.since.get_or_insert_with(Instant::now);

@@ -34,7 +34,7 @@ use tokio::task::JoinSet;
 const OPEN: usize = 16;
 /// Jobs that have ended and stay in the list.
 const REMEMBERED: usize = 100;
-/// And for how long: a week.
+/// How long they stay there: a week.
 const REMEMBERED_FOR: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 
 impl Record for Job {

@@ -1,4 +1,4 @@
-//! What a warm job is asked for: references, and patterns of them.
+//! The snapshots that a warm job is asked for: references, and patterns of them.
 
 use crate::Agent;
 use crate::error::{Error, Result};

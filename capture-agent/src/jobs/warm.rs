@@ -24,7 +24,7 @@ const NEWEST: u32 = 1000;
 const LEAST_RATE: u64 = 64 << 10;
 /// How long a snapshot is kept if nothing else is said: a day.
 const KEEP_SECONDS: u64 = 24 * 60 * 60;
-/// And at most.
+/// The longest time for which a request may keep one.
 const LONGEST_KEEP_SECONDS: u64 = 30 * KEEP_SECONDS;
 
 /// A snapshot to be fetched, beside its item in the list.
@@ -43,7 +43,7 @@ struct Plan {
     planned: Vec<Option<Planned>>,
 }
 
-/// What became of a look at one snapshot.
+/// The result of looking one snapshot up.
 struct Look {
     digest: Digest,
     boundary: Option<u64>,
@@ -86,7 +86,7 @@ impl Agent {
         Ok(registry.trim_end_matches('/').to_owned())
     }
 
-    /// What a warm would fetch. A registry that does not answer is an error.
+    /// The plan of a warm. A registry that does not answer is an error.
     pub(super) async fn plan_warm(&self, request: &WarmRequest) -> Result<Warm> {
         Ok(self.plan_of(request, None).await?.warm)
     }
@@ -281,7 +281,7 @@ impl Agent {
             match pulled {
                 Ok(report) => break report,
                 Err(error) => {
-                    // What came stays, and is not fetched again.
+                    // Bytes that came stay, and are not fetched again.
                     let came = progress.bytes_done();
                     (done, received) = (done + came, received + came);
                     handle.done(done);
@@ -313,7 +313,7 @@ impl Agent {
     }
 }
 
-/// What a fetch has brought.
+/// The result of a fetch.
 struct Fetched {
     bytes_received: u64,
     keep_ends_at: Option<u64>,

@@ -39,7 +39,7 @@ const STEPS: u32 = 9;
 
 type Content = Vec<(String, Vec<u8>)>;
 type Decide = Box<dyn FnMut(&Seen) -> Fate + Send>;
-/// What happens to a request for a page or a state tensor; other requests are passed on.
+/// The fate of a request for a page or a state tensor; other requests are passed on.
 type Rule = Arc<Mutex<Decide>>;
 
 /// A snapshot in a registry, and a host that lacks it behind a proxy.

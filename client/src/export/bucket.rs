@@ -27,7 +27,7 @@ const PARTS: usize = 4;
 const SMALL: u64 = 8 << 20;
 /// How often the index is read again because another export has replaced it meanwhile.
 const TRIES: u32 = 10;
-/// What an error calls a file that has no name.
+/// The name of a file without a name, in errors.
 const NO_FILE: &str = "a temporary file";
 
 /// A prefix of a bucket.

@@ -1,4 +1,4 @@
-//! What all places of a layout have in common.
+//! The face that all places of a layout have in common.
 
 use super::spool::{Spool, Written};
 use crate::error::{Error, Result};

@@ -1,4 +1,4 @@
-//! Where a layout is.
+//! The place of a layout: a directory, a tar file, a bucket or a registry.
 
 use super::bucket::Bucket;
 use super::folder::Folder;
@@ -14,12 +14,12 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// What the URLs of buckets begin with.
+/// The beginnings of the URLs of buckets.
 const BUCKETS: [&str; 3] = ["s3://", "gs://", "az://"];
-/// What the URL of a directory or a tar file begins with.
+/// The beginning of the URL of a directory or a tar file.
 const FILE: &str = "file://";
 
-/// Where a layout is.
+/// The place of a layout.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
     /// A directory.

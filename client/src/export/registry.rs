@@ -298,7 +298,7 @@ impl Part {
             let skipped = (*skip).min(piece.len() as u64);
             *skip -= skipped;
             piece.advance(usize::try_from(skipped).unwrap_or_default());
-            // What follows the range is not read.
+            // Bytes behind the range are not read.
             piece.truncate(usize::try_from(self.end - self.at).unwrap_or(usize::MAX));
             if !piece.is_empty() {
                 self.at += piece.len() as u64;

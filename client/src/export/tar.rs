@@ -119,7 +119,7 @@ impl Tar {
     }
 }
 
-/// Where a member is that a layout must have.
+/// The range of a member that a layout must have.
 fn range_of(members: &Members, member: &str, name: &str) -> Result<Range<u64>> {
     let found = members.get(member).cloned();
     found.ok_or_else(|| failed(name, ErrorCode::MissingBlobs, format!("it has no file {member}; is it a tar file of an OCI layout?")))
@@ -268,7 +268,7 @@ fn members(len: u64, read: &dyn Fn(u64, &mut [u8]) -> io::Result<()>) -> std::re
     Err(wrong(at, "the file ends before its end mark"))
 }
 
-/// What extended headers say about the next member.
+/// Values of extended headers for the next member.
 #[derive(Default)]
 struct Extended {
     path: Option<String>,

@@ -48,7 +48,7 @@ const RENEW: u32 = 4;
 /// Layers that a reader needs before any page.
 const READ_FIRST: [&str; 3] = [media_type::TOKENS, media_type::ORACLE, media_type::SHARDS];
 
-/// What becomes of the bytes that pass.
+/// Whether the local store keeps the bytes that pass.
 #[derive(Clone, Debug)]
 pub enum Way {
     /// The local store is filled behind the reader, and the tag moved there, if one is given. A tag
@@ -67,10 +67,10 @@ struct Inner {
     remote: Remote,
     repository: RepositoryName,
     store: Store,
-    /// What is found in the local store is leased to it.
+    /// Holds the leases of the blobs that the local store has.
     push: LivePush,
     digest: Digest,
-    /// What the registry says of its signatures.
+    /// Its signatures, as the registry tells them; not verified here.
     signatures: Vec<Signature>,
     way: Way,
     /// Where the tag pointed in the local store, if one is to be moved there.

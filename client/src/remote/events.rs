@@ -28,7 +28,7 @@ pub struct EventFilter {
     pub once: bool,
 }
 
-/// What a reader of events is told.
+/// One message to a reader of events.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Followed {
     /// Something happened.
@@ -137,10 +137,10 @@ impl Events {
         tokio::time::sleep(WAITS.wait(self.failures)).await;
     }
 
-    /// What a block says, if it says something.
+    /// The message of a block, if it has one.
     fn read(&mut self, block: Block) -> Result<Option<Followed>> {
         let Block { id, event, data } = block;
-        // What is sent back is a header.
+        // The id is sent back in a header.
         if let Some(id) = id.filter(|id| id.parse::<EventId>().is_ok()) {
             self.last = Some(id);
         }

@@ -13,7 +13,7 @@ use pfr_schema::{DomainName, ErrorCode};
 use serde_json::Value;
 use std::sync::OnceLock;
 
-/// What a group of operations is called, in the order of the page.
+/// The titles of groups of operations, in the order of the page.
 const GROUPS: [(&str, &str); 4] =
     [("read", "Reading"), ("push", "Pushing"), ("write", "Tags, forks and deletion"), ("operations", "Operations")];
 /// Where references within the description begin.
@@ -272,7 +272,7 @@ fn reference(name: &str) -> Markup {
     html! { a href={ "#type-" (name) } { (name) } }
 }
 
-/// What a value must be, in words.
+/// The type of a value and its conditions, in words.
 fn type_of(schema: &Value) -> Markup {
     if let Some(name) = text(&schema["$ref"]).strip_prefix(SCHEMAS) {
         return reference(name);

@@ -78,7 +78,7 @@ pub(crate) async fn follow(
     // Browsers send an empty one where they have none.
     let after: Option<EventId> = given.filter(|id| !id.is_empty()).map(|id| id.parse()).transpose()?;
     let place = Arc::clone(&app.event_streams).try_acquire_owned().map_err(|_| {
-        let detail = "as many clients follow events as may (max-event-streams); try again in a moment";
+        let detail = "max-event-streams clients follow events already; try again in a moment";
         ApiError::new(ErrorCode::Overloaded, detail).with_retry_after(TRY_AGAIN)
     })?;
     let filter = Filter { repository, kind };

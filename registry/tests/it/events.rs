@@ -1,5 +1,5 @@
-//! Events over HTTP: each change once, for readers that come and go; for whom they are; and what
-//! readers cost.
+//! Events over HTTP: each change once, for readers that come and go; the permissions of readers,
+//! and their costs.
 
 use crate::common::snapshot::{Snapshot, snapshot};
 use crate::common::{REPO, Registry, ok, refused, until_metric};

@@ -27,7 +27,7 @@ impl JobRequest {
     }
 }
 
-/// What a warm job pulls, and how.
+/// The request of a warm job.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WarmRequest {
@@ -65,7 +65,7 @@ pub struct WarmRequest {
 pub struct Job {
     /// Its id. A plan has one too, and is not listed.
     pub id: String,
-    /// What was asked for.
+    /// The request that began it.
     pub request: JobRequest,
     /// How far it is.
     pub state: JobState,
@@ -86,7 +86,7 @@ pub struct Job {
     /// Seconds that the rest takes at this rate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seconds_left: Option<f64>,
-    /// What it waits for now.
+    /// The reason why it waits now.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
     /// The first failure.

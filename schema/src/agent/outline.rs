@@ -1,5 +1,5 @@
-//! What a snapshot says of itself before any of its pages is read: enough to tell whether it fits
-//! an engine.
+//! The description of a snapshot before any of its pages is read: enough to tell whether it fits an
+//! engine.
 
 use crate::api::SnapshotDetail;
 use crate::checkpoint::{self, Key};

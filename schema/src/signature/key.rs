@@ -15,7 +15,7 @@ const MOST: usize = 100;
 
 const PUBLIC: &str = "PUBLIC KEY";
 const PRIVATE: &str = "PRIVATE KEY";
-/// What comes before the 32 bytes of a public key: a sequence, the algorithm (1.3.101.112), a bit
+/// The bytes before the 32 bytes of a public key: a sequence, the algorithm (1.3.101.112), a bit
 /// string.
 const SPKI: [u8; 12] = [0x30, 0x2a, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x03, 0x21, 0x00];
 /// The same for a private key, whose 32 bytes are an octet string in another one.
@@ -39,7 +39,7 @@ impl PublicKey {
         &self.0
     }
 
-    /// What it is called: the SHA-256 of its SPKI in DER.
+    /// Its id: the SHA-256 of its SPKI in DER.
     #[must_use]
     pub fn id(&self) -> Digest {
         Digest::sha256(&self.to_der())

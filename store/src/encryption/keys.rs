@@ -158,7 +158,7 @@ impl Keys {
                 self.secret(&DomainName::default(), &wrapped).await?;
                 Ok(wrapped)
             }
-            None => Err(Error::Locked("there is no key to wrap the key of a domain with: give a key file or a key command".into())),
+            None => Err(Error::Locked("nothing is given that wraps the key of a domain: give a key file or a key command".into())),
         }
     }
 
@@ -232,7 +232,7 @@ impl KeyFile {
     }
 }
 
-/// What a wrapped key is bound to.
+/// The additional data that bind a wrapped key.
 fn about(id: &str) -> Aad<Vec<u8>> {
     Aad::from([b"pf wrapped key v1 ".as_slice(), id.as_bytes()].concat())
 }

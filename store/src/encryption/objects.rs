@@ -55,7 +55,7 @@ impl fmt::Display for SealedObjects {
     }
 }
 
-/// What says that the storage is a store's, and what its key is, must be readable without the key.
+/// The marker and the wrapped key must be readable without the key.
 fn is_plain(location: &Path) -> bool {
     [marker::KEY, KEY].contains(&location.as_ref())
 }
@@ -419,7 +419,7 @@ mod tests {
             let error = crate::Error::packs(got.expect_err("it is not what was written"));
             assert!(matches!(&error, crate::Error::Altered { object, .. } if object == "ff/object"), "{case}: {error}");
             for begin in (0..plain.len() as u64).step_by(40_000) {
-                // What a range gives is right, whatever else is wrong with the object.
+                // The bytes of a range are right, also if other bytes of the object are not.
                 if let Ok(part) = store.get_range(&at, begin..begin + 30_000).await {
                     assert!(plain[begin as usize..].starts_with(&part), "{case}, {begin}");
                 }

@@ -34,7 +34,7 @@ pub(super) async fn must_be_signed<T: Tx>(
         return Ok(());
     }
     let Signing { version, policies } = signing(tx).await?;
-    // What was found by other policies says nothing of these.
+    // A result by other policies says nothing of these.
     let satisfied = signed.filter(|signed| signed.version == version).map(|signed| &signed.policies[..]).unwrap_or_default();
     for tag in tags {
         if let Some(policy) = policies.of(repository, tag).find(|policy| !satisfied.contains(&policy.name)) {

@@ -22,8 +22,8 @@ pub struct Export {
     /// The snapshots
     #[arg(value_name = "REF", required = true, num_args = 1.., add = references())]
     pub references: Vec<Reference>,
-    /// A directory, a file that ends in .tar, oci://HOST/REPOSITORY[:TAG], s3://BUCKET/PREFIX or
-    /// file:///DIR
+    /// A directory, a file that ends in .tar, oci://HOST/REPOSITORY[:TAG], or a prefix of a bucket:
+    /// s3://BUCKET/PREFIX, gs://… or az://…
     #[arg(value_name = "DEST", required = true, value_hint = clap::ValueHint::AnyPath)]
     pub destination: String,
     #[command(flatten)]
@@ -46,8 +46,8 @@ The first imports all snapshots under their own names. \
 pub struct Import {
     #[command(subcommand)]
     pub other: Option<ImportOther>,
-    /// An export: a directory, a file that ends in .tar, oci://HOST/REPOSITORY[:TAG|@DIGEST],
-    /// s3://BUCKET/PREFIX or file:///DIR
+    /// An export: a directory, a file that ends in .tar, oci://HOST/REPOSITORY[:TAG|@DIGEST], or a
+    /// prefix of a bucket: s3://BUCKET/PREFIX, gs://… or az://…
     #[arg(value_name = "SRC", required = true, value_hint = clap::ValueHint::AnyPath)]
     pub source: Option<String>,
     /// Repository and tag of the snapshot; without it all are imported, each under its own name

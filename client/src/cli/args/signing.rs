@@ -12,7 +12,7 @@ Examples:
   pf verify team/agent:step-1 --key release.key.pub
   pf pull team/agent:step-1 --verify-key release.key.pub
 
-A signature is of the snapshot that the tag points at now. `cosign verify --key` reads it, too.";
+A signature is of the snapshot that the tag points at now. It has the form that `cosign verify --key` reads.";
 
 /// Arguments of `sign`.
 #[derive(Debug, clap::Args)]
@@ -42,7 +42,7 @@ Examples:
 
 A file: {\"policies\": [{\"name\": \"releases\", \"repositories\": \"team/*\", \"tags\": [\"v*\"], \"keys\": [\"-----BEGIN PUBLIC KEY-----\\n…\"]}]}
 
-Such a tag is put only on a snapshot that one of the keys has signed.";
+Such a tag is then put only on a snapshot that one of the keys has signed.";
 
 /// Arguments of `signing`.
 #[derive(Debug, clap::Args)]

@@ -88,7 +88,7 @@ pub async fn jobs(context: &mut Context, args: JobsArgs) -> Result<(), Failure> 
     context.out.table(&table)
 }
 
-/// What a job waits for, or what went wrong, or what it was asked for.
+/// The reason why a job waits, or its first failure, or its request.
 fn what(job: &Job) -> String {
     let asked = || match &job.request {
         JobRequest::Warm(request) => request.references.join(" "),
@@ -186,7 +186,7 @@ fn seconds(seconds: f64) -> String {
     duration(Duration::from_secs_f64(seconds.clamp(0.0, 1e9)))
 }
 
-/// What a plan says of time: of the work itself, and of computing the tokens again.
+/// The times of a plan: of the work itself, and of computing the tokens again.
 pub fn times(eta: Option<f64>, tokens: u64, recompute: Option<f64>) -> String {
     let eta = eta.map_or_else(|| "time unknown".to_owned(), |eta| format!("about {}", seconds(eta)));
     let recompute = recompute.map_or_else(|| "time unknown".to_owned(), |time| format!("about {}", seconds(time)));

@@ -6,7 +6,7 @@ use pfr_schema::{Digest, RepositoryName, Tag};
 use reqwest::Url;
 use std::fmt;
 
-/// What an address begins with.
+/// The beginning of an address.
 pub(in crate::export) const SCHEME: &str = "oci://";
 /// Docker's registry, whose API has another host than its names.
 const DOCKER: (&str, &str) = ("docker.io", "registry-1.docker.io");
@@ -14,7 +14,7 @@ const DOCKER: (&str, &str) = ("docker.io", "registry-1.docker.io");
 /// A manifest of a repository.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Named {
-    /// Where a tag points.
+    /// The manifest that a tag points at.
     Tag(Tag),
     /// That one.
     Digest(Digest),

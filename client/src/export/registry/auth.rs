@@ -75,7 +75,7 @@ impl Login {
     }
 }
 
-/// What a registry asks for.
+/// The kind of credentials that a registry asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Challenge {
     /// User name and password.

@@ -34,7 +34,7 @@ pub(super) struct Http {
     name: String,
     options: RemoteOptions,
     login: Option<Login>,
-    /// What the registry was told last, in answer to its challenge.
+    /// The last credentials or token that the registry got, in answer to its challenge.
     authorization: Mutex<Option<HeaderValue>>,
 }
 
@@ -189,7 +189,7 @@ impl Http {
         }
     }
 
-    /// What an answer asks for. Only the registry itself may ask.
+    /// The challenge of an answer. Only the registry itself may ask for credentials.
     pub fn challenges(&self, response: &Response) -> Vec<Challenge> {
         if response.url().origin() != self.base.origin() {
             return Vec::new();
@@ -223,7 +223,7 @@ impl Http {
         Ok(true)
     }
 
-    /// A token of the token service; for everyone, without credentials.
+    /// A token of the token service; without credentials, the one that any client gets.
     async fn token(&self, url: Url) -> Result<Secret> {
         let host = url.host_str().unwrap_or_default().to_owned();
         let mut request = self.client.get(url);

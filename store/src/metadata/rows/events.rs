@@ -7,7 +7,7 @@ use pfr_schema::journal::Record;
 /// and a domain that is made again, number anew.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EventLog {
-    /// What this log is called.
+    /// The name of this log: its epoch.
     pub epoch: String,
     /// The greatest number that is not kept any more; 0 if all events are.
     pub forgotten: u64,
@@ -31,7 +31,7 @@ pub struct Event {
     pub number: u64,
     /// When it came into the log, in milliseconds since 1970.
     pub at: u64,
-    /// What happened.
+    /// The change or the collection.
     pub what: Happening,
 }
 
