@@ -67,8 +67,19 @@ async fn metrics_are_described_and_count_what_they_say() {
         let name = line.split(' ').next().unwrap_or_default();
         let description = text.lines().find_map(|l| l.strip_prefix(&format!("# HELP {name} ")));
         assert!(description.is_some_and(|d| !d.is_empty()), "{name} has no description");
-        let units =
-            ["_total", "_seconds", "_bytes", "_requests", "_connections", "_candidates", "_tasks", "_packs", "_objects", "_snapshots", "_streams"];
+        let units = [
+            "_total",
+            "_seconds",
+            "_bytes",
+            "_requests",
+            "_connections",
+            "_candidates",
+            "_tasks",
+            "_packs",
+            "_objects",
+            "_snapshots",
+            "_streams",
+        ];
         assert!(units.iter().any(|unit| name.ends_with(unit)), "{name} does not name its unit");
         let is_listed = ["`", "{"].iter().any(|end| listed.contains(&format!("`{name}{end}")));
         assert!(is_listed, "{name} is not in docs/operations.md");
