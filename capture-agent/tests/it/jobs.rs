@@ -274,7 +274,8 @@ async fn a_job_whose_caller_goes_away_at_once_ends_all_the_same() {
     let host = host_of(&registry(dir.path()).await).await;
     {
         let mut begins = Box::pin(host.agent.begin(JobRequest::Warm(warm(&["team/none"]))));
-        assert!(futures::poll!(&mut begins).is_pending());
+        // Ready at once if the job was listed meanwhile.
+        drop(futures::poll!(&mut begins));
     }
     until("it is listed", || !host.agent.jobs().list().is_empty()).await;
     let id = host.agent.jobs().list()[0].id.clone();

@@ -463,28 +463,6 @@ fn part() -> RestoreRequest {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_report_waits_for_the_store_behind_another_restore() {
-    let scene = Scene::of(Spec::flat("e"), 256 << 20).await;
-    let [_one, _two, three] = ["one", "two", "three"].map(|name| scene.engine(name));
-    let gate = without_the_last_page(&scene);
-    three.watch.hold_writes();
-    let agent = scene.there.agent.clone();
-    let third = tokio::spawn(async move { agent.restore("three", part()).await });
-    until("the third engine is written to", || three.watch.is_writing()).await;
-    // The store behind the first restore waits for a page, and the second restore for the store.
-    let first = scene.there.agent.restore("one", part()).await.unwrap();
-    assert_eq!((first.in_store, first.boundary), (Stored::Behind, PART));
-    let mut second = Box::pin(scene.there.agent.restore("two", part()));
-    assert!(futures::poll!(&mut second).is_pending());
-    three.watch.release_writes();
-    let report = tokio::time::timeout(Duration::from_secs(5), third).await.expect("its report waits").unwrap().unwrap();
-    assert_eq!(report.in_store, Stored::Behind);
-    gate.add_permits(100);
-    let report = tokio::time::timeout(Duration::from_secs(60), second).await.expect("it ends").unwrap();
-    assert_eq!((report.digest, report.in_store), (scene.digest, Stored::Here));
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn a_tag_that_was_saved_anew_meanwhile_stays() {
     let scene = Scene::of(Spec::flat("e"), 256 << 20).await;
     let engine = scene.engine("there");

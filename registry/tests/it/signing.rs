@@ -41,7 +41,8 @@ async fn a_signature_is_a_referrer_that_cosign_finds_and_details_show() {
     }
     assert_eq!(detail(&registry, digest).await["signatures"][0]["key_id"], json!(mine.public().id()));
     // As OCI clients see it.
-    let referrers: Value = ok(registry.get(&format!("/v2/{REPO}/referrers/{digest}?artifactType={ARTIFACT}")).await).await;
+    let kind = ARTIFACT.replace('+', "%2B");
+    let referrers: Value = ok(registry.get(&format!("/v2/{REPO}/referrers/{digest}?artifactType={kind}")).await).await;
     let tag = signature::tag_of(&digest).unwrap();
     let manifest: Value = ok(registry.get(&format!("/v2/{REPO}/manifests/{tag}")).await).await;
     assert_eq!(referrers["manifests"].as_array().unwrap().len(), 1, "{referrers}");

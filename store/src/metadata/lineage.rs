@@ -11,9 +11,9 @@ use crate::error::Error;
 use pfr_schema::{Digest, RepositoryName, Tag};
 use std::collections::{HashMap, VecDeque};
 
-/// The manifests that `up.manifest` names as parents: those of the repository `$2`. `COALESCE` keeps
-/// the databases from going the other way round, by the index on the digests of parents: from all
-/// manifests down to those that name them, in each step.
+/// The manifests that `up.manifest` names as parents: those of the repository `$2`. `COALESCE`
+/// keeps the databases from going the other way round, by the index on the digests of parents: from
+/// all manifests down to those that name them, in each step.
 macro_rules! parents {
     ($position:literal) => {
         concat!(
