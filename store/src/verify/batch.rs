@@ -194,3 +194,109 @@ fn are_right(group: &[Whole]) -> bool {
     let found = Digest::of_each(Algorithm::Sha256, &slices);
     found.iter().zip(group).all(|(found, whole)| *found == whole.header.digest)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Incoming, Step, Verifier};
+    use super::*;
+    use crate::error::Error;
+    use pfr_schema::codec::{Codecs, encode_document};
+    use pfr_schema::frame::{encode, end_mark};
+    use pfr_schema::{Kind, Limits};
+    use proptest::prelude::*;
+
+    /// A frame of `len` bytes, encoded if it is `even`: then it is of zeros, but for a few bytes.
+    fn frame(len: usize, number: usize, even: bool) -> (Digest, Vec<u8>) {
+        let byte = |at: usize| if even && at >= 8 { 0 } else { (at.wrapping_mul(31).wrapping_add(number) >> (number % 5)) as u8 };
+        let raw: Vec<u8> = (0..len).map(byte).collect();
+        let (codec, stored) = if even { encode_document(&raw) } else { (Codec::Raw, raw.as_slice().into()) };
+        let digest = Digest::sha256(&raw);
+        let header = Header { codec, kind: Kind::Blob, digest, raw_len: len as u64, stored_len: stored.len() as u64 };
+        (digest, encode(&header, &stored))
+    }
+
+    /// Pushes a stream in pieces of `cut` bytes, and settles before each `rest`-th of them. Returns
+    /// the digests of the frames that were verified.
+    async fn verified(stream: &[u8], cut: usize, rest: usize) -> (Vec<Digest>, Result<()>) {
+        let mut verifier = Verifier::new(Limits::default(), Codecs::ALL);
+        let (mut pieces, mut found) = (stream.chunks(cut).enumerate(), Vec::new());
+        loop {
+            match verifier.step().await {
+                Ok(Step::Item(Incoming::Whole(whole))) => {
+                    assert_eq!(Digest::sha256(&whole.raw().unwrap()), whole.header.digest);
+                    found.push(whole.header.digest);
+                }
+                Ok(Step::Input) => match pieces.next() {
+                    Some((number, piece)) => {
+                        if number % rest == rest - 1 {
+                            verifier.settle();
+                            // A client that is slow holds memory of its bytes only.
+                            let held = verifier.batch.memory.as_ref().map_or(0, |memory| memory.capacity() as u64);
+                            assert!(held <= verifier.partial().next_power_of_two().max(8), "{held} for {}", verifier.partial());
+                        }
+                        verifier.push(Bytes::copy_from_slice(piece));
+                    }
+                    None => verifier.end(Ok(())),
+                },
+                Ok(Step::End) => return (found, Ok(())),
+                Ok(_) => panic!("no large frame was sent"),
+                Err(error) => return (found, Err(error)),
+            }
+        }
+    }
+
+    fn runtime() -> tokio::runtime::Runtime {
+        tokio::runtime::Builder::new_multi_thread().worker_threads(1).build().unwrap()
+    }
+
+    /// Lengths of which many are alike, and some encoded.
+    fn lengths() -> impl Strategy<Value = Vec<(usize, bool)>> {
+        let alike = (prop::sample::select(vec![0, 1, 4096, 180_224, 700_000]), any::<bool>());
+        let any = (0..3_000_000_usize, any::<bool>());
+        prop::collection::vec(prop_oneof![6 => alike, 1 => any], 1..24)
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(12))]
+
+        #[test]
+        fn frames_come_out_as_they_went_in_however_they_are_cut(lengths in lengths(), cut in 1000..400_000_usize, rest in 1..40_usize) {
+            let frames: Vec<_> = lengths.iter().enumerate().map(|(number, (len, even))| frame(*len, number, *even)).collect();
+            let mut stream: Vec<u8> = frames.iter().flat_map(|(_, bytes)| bytes.clone()).collect();
+            stream.extend(end_mark(frames.len() as u64));
+            let (found, result) = runtime().block_on(verified(&stream, cut, rest));
+            result.unwrap();
+            prop_assert_eq!(found, frames.iter().map(|(digest, _)| *digest).collect::<Vec<_>>());
+        }
+
+        #[test]
+        fn the_frame_that_is_wrong_is_named_in_whatever_group_it_is(count in 1..20_usize, wrong in 0..20_usize, even: bool, last: bool) {
+            let wrong = wrong % count;
+            let mut frames: Vec<_> = (0..count).map(|number| frame(180_224, number, even)).collect();
+            let (digest, bytes) = &mut frames[wrong];
+            // The checksum of the payload, or its last byte.
+            let at = bytes.len() - if last { 1 } else { 5 };
+            bytes[at] ^= 1;
+            let digest = *digest;
+            let stream: Vec<u8> = frames.iter().flat_map(|(_, bytes)| bytes.clone()).collect();
+            let (found, result) = runtime().block_on(verified(&stream, 300_000, 1000));
+            prop_assert!(found.len() <= wrong);
+            prop_assert!(matches!(&result, Err(Error::Frame { digest: named, .. }) if *named == digest), "{result:?}");
+        }
+    }
+
+    #[test]
+    fn a_right_checksum_does_not_save_a_wrong_digest() {
+        for wrong in 0..5 {
+            let header = |digest| Header { codec: Codec::Raw, kind: Kind::Blob, digest, raw_len: 4096, stored_len: 4096 };
+            let frame = |number: usize| {
+                let raw = vec![number as u8; 4096];
+                encode(&header(Digest::sha256(if number == wrong { b"other" } else { &raw })), &raw)
+            };
+            let mut stream: Vec<u8> = (0..5).flat_map(frame).collect();
+            stream.extend(end_mark(5));
+            let (_, result) = runtime().block_on(verified(&stream, 100_000, 1000));
+            assert!(matches!(&result, Err(Error::Frame { digest, .. }) if *digest == Digest::sha256(b"other")), "{result:?}");
+        }
+    }
+}
