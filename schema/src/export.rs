@@ -121,7 +121,7 @@ pub struct Export {
 }
 
 impl Export {
-    /// Reads the manifest of an export; none if it is one of another program.
+    /// Reads the manifest of an export; `None` for the manifest of any other artifact.
     ///
     /// # Errors
     /// [`FormatError`] with the JSON path.

@@ -125,7 +125,7 @@ fn is_foreign(code: ErrorCode) -> bool {
     matches!(code, ErrorCode::MissingBlobs | ErrorCode::InvalidDocument)
 }
 
-/// The manifest of an entry, verified; none if it is one of another program.
+/// The verified manifest of an entry; `None` for the manifest of any other artifact.
 pub(super) async fn manifest(layout: &Arc<dyn Layout>, entry: &pfr_schema::export::Entry) -> Result<Option<Export>> {
     let what = entry.annotations.get(REF_NAME).map_or_else(|| entry.digest.to_string(), String::clone);
     let what: String = what.chars().take(200).collect();

@@ -2,7 +2,7 @@
 //!
 //! Their payloads are copied, each in one piece, into memory that is used again: so blobs of one
 //! length are hashed side by side, which takes half the time, the buffers of the connection are
-//! free at once, and no fresh memory is touched. The copy costs a tenth of what that saves.
+//! free at once, and no fresh memory is touched.
 
 use super::{WHOLE_MAX, Whole};
 use crate::error::Result;

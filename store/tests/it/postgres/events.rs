@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Journals what is there, one change at a time, as the store does with the objects that it writes.
+/// Writes all changes to the journal, one at a time, as the store does.
 async fn journal(metadata: &dyn Metadata) {
     for change in metadata.unjournaled(1000).await.unwrap() {
         let row = JournalRow { key: unique("journal"), first: change.seq, last: change.seq, summary: false, records: 1 };
