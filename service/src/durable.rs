@@ -95,7 +95,19 @@ impl Unfinished {
     /// # Errors
     /// Those of the file system.
     pub fn create(folder: Arc<OwnedFd>, name: OsString, mode: u32) -> io::Result<Self> {
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        Self::open(folder, name, OFlags::TRUNC, mode)
+    }
+
+    /// Creates the file, if there is nothing of its name.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::AlreadyExists`], and those of the file system.
+    pub fn create_new(folder: Arc<OwnedFd>, name: OsString, mode: u32) -> io::Result<Self> {
+        Self::open(folder, name, OFlags::EXCL, mode)
+    }
+
+    fn open(folder: Arc<OwnedFd>, name: OsString, how: OFlags, mode: u32) -> io::Result<Self> {
+        let flags = how | OFlags::WRONLY | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = rustix::fs::openat(&*folder, &name, flags, Mode::from_raw_mode(mode))?;
         Ok(Self { file: file.into(), folder, name, renamed: false })
     }
@@ -103,6 +115,22 @@ impl Unfinished {
     /// The file, to write to.
     pub fn file(&mut self) -> &mut File {
         &mut self.file
+    }
+
+    /// The file, to write to at positions: several threads may do so at once.
+    #[must_use]
+    pub fn as_file(&self) -> &File {
+        &self.file
+    }
+
+    /// Deletes the file, and says whether that failed.
+    ///
+    /// # Errors
+    /// Those of the file system. The file is then still there.
+    pub fn delete(mut self) -> io::Result<()> {
+        // It has no name that could be deleted once more.
+        self.renamed = true;
+        Ok(rustix::fs::unlinkat(&*self.folder, &self.name, AtFlags::empty())?)
     }
 
     /// Gives the file its name. Nothing is synced: for many files that are made durable together.
@@ -213,6 +241,20 @@ mod tests {
         let mut unfinished = Unfinished::create(folder, "x.new".into(), 0o600).unwrap();
         unfinished.file().write_all(b"half").unwrap();
         drop(unfinished);
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_file_of_another_is_not_taken_and_a_deletion_that_fails_is_said() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = Arc::new(OwnedFd::from(File::open(dir.path()).unwrap()));
+        let make = || Unfinished::create_new(Arc::clone(&folder), "x#1".into(), 0o600);
+        let unfinished = make().unwrap();
+        assert_eq!(make().unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+        unfinished.delete().unwrap();
+        let unfinished = make().unwrap();
+        std::fs::remove_file(dir.path().join("x#1")).unwrap();
+        assert_eq!(unfinished.delete().unwrap_err().kind(), io::ErrorKind::NotFound);
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
     }
 }

@@ -16,13 +16,12 @@ mod credentials;
 
 use crate::boxed;
 use crate::error::{Error, Result};
-use crate::packs::PROBES;
+use crate::packs::{PROBES, in_directory};
 use bytes::Bytes;
 use futures::TryStreamExt as _;
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
-use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::prefix::PrefixStore;
 use object_store::signer::{Method, Signer, Url};
@@ -187,7 +186,7 @@ pub fn make_dir(dir: &std::path::Path) -> Result<()> {
 /// [`Error::of_dir`] for a directory that cannot be made.
 pub fn open_dir(dir: &std::path::Path) -> Result<(Arc<dyn ObjectStore>, Storage)> {
     make_dir(dir)?;
-    let packs: Arc<dyn ObjectStore> = Arc::new(LocalFileSystem::new_with_prefix(dir).map_err(Error::packs)?.with_fsync(true));
+    let packs = in_directory(dir).map_err(Error::packs)?;
     let url = Url::from_file_path(dir).map_or_else(|()| dir.display().to_string(), String::from);
     let storage = Storage {
         url,

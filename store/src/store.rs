@@ -14,7 +14,6 @@ use crate::places::Places;
 use crate::room::Disk;
 use bytes::Bytes;
 use object_store::ObjectStore;
-use object_store::local::LocalFileSystem;
 use object_store::memory::InMemory;
 use parking_lot::Mutex;
 use pfr_schema::api::{Committed, TagState, snapshot_etag};
@@ -144,9 +143,9 @@ impl Store {
         let packs_dir = dir.join("packs");
         let fail = |e: &dyn std::fmt::Display| Error::Unavailable { what: "directory", reason: format!("{}: {e}", dir.display()) };
         pfr_service::durable::create_dir_all(&packs_dir).map_err(|e| Error::io("directory", dir, &e))?;
-        let packs = LocalFileSystem::new_with_prefix(&packs_dir).map_err(|e| fail(&e))?.with_fsync(true);
+        let packs = crate::packs::in_directory(&packs_dir).map_err(|e| fail(&e))?;
         let metadata = SqliteMetadata::open_above(&dir.join("metadata.sqlite"), options.clock.clone(), options.min_free).await?;
-        Ok(Self::new(Arc::new(packs), metadata, options).with_packs_dir(&packs_dir))
+        Ok(Self::new(packs, metadata, options).with_packs_dir(&packs_dir))
     }
 
     /// A store that lives in memory, for tests.

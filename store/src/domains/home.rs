@@ -5,10 +5,10 @@ use crate::encryption::{self, WrappedKey};
 use crate::error::{Error, Result};
 use crate::marker;
 use crate::metadata::Metadata;
+use crate::packs::in_directory;
 use crate::{Budget, Store};
 use futures::future::try_join_all;
 use futures::{StreamExt as _, TryStreamExt as _};
-use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::prefix::PrefixStore;
 use object_store::{ObjectStore, ObjectStoreExt as _};
@@ -84,8 +84,8 @@ impl DomainHome {
                 let dir = folder(root, name).join(inside);
                 durable::create_dir_all(&dir).map_err(|e| Error::io("directory", &dir, &e))?;
                 let fail = |e| Error::Unavailable { what: "directory", reason: format!("{}: {e}", dir.display()) };
-                let packs = LocalFileSystem::new_with_prefix(&dir).map_err(fail)?.with_fsync(true);
-                Ok((Arc::new(packs), Some(dir)))
+                let packs = in_directory(&dir).map_err(fail)?;
+                Ok((packs, Some(dir)))
             }
             DomainPacks::Bucket(bucket) => Ok((Arc::new(PrefixStore::new(Arc::clone(bucket), prefix(name))), None)),
         }

@@ -5,7 +5,8 @@
 //! |---|---|
 //! | `paths` | where a pack lies |
 //! | `folders` | the folders of a storage that is a directory, durable |
-//! | `writer` | many frames into one object, its leases renewed meanwhile (`renewal`) |
+//! | `files` | a directory as an object store, which writes parts of packs in one piece |
+//! | `writer` | many frames into one object (`pending`), its leases renewed meanwhile (`renewal`) |
 //! | `reader` | bytes of a pack, and what a failed read means |
 //! | `index` | what lies in a pack, by its own words |
 //! | `extents` | from digests to bytes, also while compaction moves them |
@@ -13,15 +14,18 @@
 
 mod checks;
 mod extents;
+mod files;
 mod folders;
 mod index;
 mod paths;
+mod pending;
 mod reader;
 mod renewal;
 mod writer;
 
 pub(crate) use checks::{Expected, FrameChecks, another, header_of};
 pub(crate) use extents::{Extent, locate, plan, read_extent};
+pub(crate) use files::in_directory;
 pub(crate) use index::{Index, IndexFound, read_index};
 pub(crate) use paths::{PROBES, key_of, path};
 pub(crate) use reader::read_at;

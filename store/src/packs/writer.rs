@@ -3,7 +3,9 @@
 //! A pack may take longer to write than a lease lasts: the leases of its row and of its session are
 //! renewed as its bytes come.
 
+use super::files;
 use super::paths::path;
+use super::pending::Pending;
 use super::renewal::Renewal;
 use crate::Store;
 use crate::error::{Error, Result};
@@ -15,7 +17,7 @@ use pfr_schema::frame::Header;
 use pfr_schema::pack;
 use tokio::task::JoinHandle;
 
-/// Bytes of one part of an upload; S3 wants at least 5 MiB.
+/// Bytes of one part of an upload to a bucket; S3 wants at least 5 MiB.
 const PART: usize = 5 << 20;
 /// Frames and children of nodes after which a pack is full, however few its bytes. Each takes about
 /// half a KiB until it is indexed, and indexing is one transaction for which others wait: so 16
@@ -42,8 +44,9 @@ pub(crate) struct PackWriter {
     key: String,
     upload: Box<dyn MultipartUpload>,
     writing: Option<JoinHandle<object_store::Result<()>>>,
-    pending: Vec<Bytes>,
-    pending_bytes: usize,
+    pending: Pending,
+    /// Bytes of a part. Parts begin and end at multiples of it.
+    part: usize,
     offset: u64,
     frames: Vec<NewFrame>,
     /// Frames and children so far.
@@ -73,14 +76,14 @@ impl PackWriter {
             key,
             upload,
             writing: None,
-            pending: Vec::new(),
-            pending_bytes: 0,
+            pending: Pending::default(),
+            part: if store.packs_dir.is_some() { files::PART } else { PART },
             offset: 0,
             frames: Vec::new(),
             entries: 0,
             renewal,
         };
-        writer.append(Bytes::from_static(pack::MAGIC)).await?;
+        writer.append_few(pack::MAGIC).await?;
         Ok(writer)
     }
 
@@ -108,11 +111,11 @@ impl PackWriter {
     pub(crate) async fn header(&mut self, header: Header, container: Option<NewContainer>) -> Result<()> {
         self.entries += 1 + container.as_ref().map_or(0, |c| c.children.len());
         self.frames.push(NewFrame { header, offset: self.offset, container });
-        self.append(header.to_bytes().into()).await
+        self.append_few(&header.to_bytes()).await
     }
 
     pub(crate) async fn checksum(&mut self, checksum: u32) -> Result<()> {
-        self.append(Bytes::copy_from_slice(&checksum.to_le_bytes())).await
+        self.append_few(&checksum.to_le_bytes()).await
     }
 
     /// Appends bytes, which are written when a part is full.
@@ -123,19 +126,35 @@ impl PackWriter {
     pub(crate) async fn append(&mut self, bytes: Bytes) -> Result<()> {
         self.renew().await?;
         self.offset += bytes.len() as u64;
-        self.pending_bytes += bytes.len();
         self.pending.push(bytes);
-        if self.pending_bytes >= PART { self.write_part().await } else { Ok(()) }
+        self.write_full_parts().await
     }
 
-    /// Hands the pending bytes to the object store; one part is in flight while the next fills.
-    async fn write_part(&mut self) -> Result<()> {
+    async fn append_few(&mut self, bytes: &[u8]) -> Result<()> {
+        self.offset += bytes.len() as u64;
+        self.pending.copy(bytes);
+        self.write_full_parts().await
+    }
+
+    async fn write_full_parts(&mut self) -> Result<()> {
+        loop {
+            let begin = self.offset - self.pending.bytes() as u64;
+            let part = self.part - (begin % self.part as u64) as usize;
+            if self.pending.bytes() < part {
+                return Ok(());
+            }
+            self.write_part(part).await?;
+        }
+    }
+
+    /// Hands that many pending bytes to the object store; one part is in flight while the next
+    /// fills.
+    async fn write_part(&mut self, bytes: usize) -> Result<()> {
         self.wait().await?;
         // Compaction frees more than it takes, and has looked whether it fits.
         let disk = self.store.packs_disk.as_ref().filter(|_| self.grows);
-        let coming = disk.map(|disk| disk.take(self.pending_bytes as u64)).transpose()?;
-        self.pending_bytes = 0;
-        let part: UploadPart = self.upload.put_part(PutPayload::from_iter(std::mem::take(&mut self.pending)));
+        let coming = disk.map(|disk| disk.take(bytes as u64)).transpose()?;
+        let part: UploadPart = self.upload.put_part(PutPayload::from_iter(self.pending.take(bytes)));
         self.writing = Some(tokio::spawn(async move {
             let written = part.await;
             drop(coming);
@@ -160,11 +179,11 @@ impl PackWriter {
     /// bytes that are still held.
     pub(crate) async fn rest(&mut self) -> Result<u64> {
         // A part of a file may have any size; one in a bucket has 5 MiB or more.
-        if self.store.packs_dir.is_some() && !self.pending.is_empty() {
-            self.write_part().await?;
+        if self.store.packs_dir.is_some() {
+            self.write_pending().await?;
         }
         self.wait().await?;
-        Ok(self.pending_bytes as u64)
+        Ok(self.pending.bytes() as u64)
     }
 
     /// Renews the leases of the pack and its session in time.
@@ -222,10 +241,16 @@ impl PackWriter {
     async fn write_rest(&mut self) -> Result<()> {
         let entries: Vec<pack::Entry> = self.frames.iter().map(|f| pack::Entry { offset: f.offset, header: f.header }).collect();
         self.append(pack::index_and_footer(&entries, self.offset).into()).await?;
-        if !self.pending.is_empty() {
-            self.write_part().await?;
-        }
+        self.write_pending().await?;
         self.wait().await
+    }
+
+    /// Hands on what is left of a part.
+    async fn write_pending(&mut self) -> Result<()> {
+        match self.pending.bytes() {
+            0 => Ok(()),
+            bytes => self.write_part(bytes).await,
+        }
     }
 
     /// Deletes the bytes and the row of a pack whose frames were refused: they would take up room
