@@ -72,4 +72,4 @@ pub use signatures::{PrivateKey, signer};
 pub use store::{Options, PushSession, Store, document_frame};
 pub use tasks::{Budget, Lane, RunEnd, Schedule, Task};
 pub use uploads::BodyStream;
-pub use verify::{Incoming, WHOLE_MAX, Whole, verified_frames};
+pub use verify::{Incoming, Sink, WHOLE_MAX, Whole, verified_frames, verified_frames_into};

@@ -61,6 +61,13 @@ impl Whole {
         }
         check.finish(self.checksum)
     }
+
+    /// Gives the raw bytes of a verified frame to the sink.
+    fn give(&self, sink: &Sink) -> Result<()> {
+        let error = |source| Error::Frame { position: self.position, digest: self.header.digest, source };
+        let raw = self.raw().map_err(error)?;
+        sink(&self.header, &raw[..])
+    }
 }
 
 /// An item of [`verified_frames`].
@@ -131,6 +138,24 @@ pub(crate) fn damaged(position: u64) -> FormatError {
     FormatError::Frame { position, reason }
 }
 
+/// Takes the header and the raw bytes of a whole frame that was verified. It runs on the thread
+/// that has decoded and hashed these bytes, several at a time.
+pub type Sink = Arc<dyn Fn(&Header, &[u8]) -> Result<()> + Send + Sync>;
+
+/// The same as [`verified_frames`]. A whole frame is yielded when the sink has taken it, so its
+/// bytes are decoded once. The stream ends with the first error of the sink.
+pub fn verified_frames_into<S>(
+    stream: S,
+    limits: Limits,
+    large_documents: Arc<Semaphore>,
+    sink: Sink,
+) -> impl Stream<Item = Result<Incoming>> + Send
+where
+    S: Stream<Item = Result<Bytes>> + Send + Unpin,
+{
+    verified_by(Verifier { sink: Some(sink), ..Verifier::new(limits, Codecs::ALL) }, stream, large_documents)
+}
+
 /// Verifies a stream of frames that ends with an end mark; yields them in order.
 ///
 /// Holds at most about 10 MiB of the stream; a document larger than [`WHOLE_MAX`] is held whole
@@ -141,7 +166,14 @@ pub fn verified_frames<S>(stream: S, limits: Limits, large_documents: Arc<Semaph
 where
     S: Stream<Item = Result<Bytes>> + Send + Unpin,
 {
-    let state = (Verifier::new(limits, Codecs::ALL), stream, large_documents);
+    verified_by(Verifier::new(limits, Codecs::ALL), stream, large_documents)
+}
+
+fn verified_by<S>(verifier: Verifier, stream: S, large_documents: Arc<Semaphore>) -> impl Stream<Item = Result<Incoming>> + Send
+where
+    S: Stream<Item = Result<Bytes>> + Send + Unpin,
+{
+    let state = (verifier, stream, large_documents);
     futures::stream::try_unfold(state, |(mut verifier, mut stream, large)| async move {
         loop {
             match verifier.step().await? {
@@ -204,6 +236,8 @@ pub(crate) struct Verifier {
     hand_on: bool,
     begin: Option<Header>,
     ended: Option<Result<()>>,
+    /// Gets whole frames on the threads that have verified them.
+    sink: Option<Sink>,
 }
 
 impl Verifier {
@@ -221,6 +255,7 @@ impl Verifier {
             hand_on: false,
             begin: None,
             ended: None,
+            sink: None,
         }
     }
 
@@ -235,7 +270,9 @@ impl Verifier {
                 return Ok(Step::Item(Incoming::Whole(whole)));
             }
             let flushing = self.ended.is_some() || self.hand_on;
-            if (flushing && !self.hashing.is_empty()) || self.hashing_bytes > WINDOW {
+            // What is hashed is handed on at once, while it is in the processor's cache.
+            let is_hashed = self.hashing.front().is_some_and(|(_, task)| task.is_finished());
+            if is_hashed || (flushing && !self.hashing.is_empty()) || self.hashing_bytes > WINDOW {
                 self.collect().await?;
                 continue;
             }
@@ -403,15 +440,25 @@ impl Verifier {
             return;
         }
         self.hashing_bytes += bytes;
-        let task = tokio::task::spawn_blocking(move || batch::verify(&frames).map(|()| frames));
+        let sink = self.sink.clone();
+        let task = tokio::task::spawn_blocking(move || batch::verify(&frames, sink.as_ref()).map(|()| frames));
         self.hashing.push_back((bytes, task));
     }
 
-    /// Waits for the oldest hashing task.
+    /// Waits for the oldest hashing task. If it has failed, for the others too: none of them gives
+    /// a frame to the sink later.
     async fn collect(&mut self) -> Result<()> {
-        if let Some((bytes, task)) = self.hashing.pop_front() {
-            self.hashing_bytes -= bytes;
-            self.ready.extend(task.await.map_err(|e| Error::Internal(e.to_string()))??);
+        let Some((bytes, task)) = self.hashing.pop_front() else { return Ok(()) };
+        self.hashing_bytes -= bytes;
+        match task.await.map_err(|e| Error::Internal(e.to_string())).flatten() {
+            Ok(wholes) => self.ready.extend(wholes),
+            Err(error) => {
+                while let Some((bytes, task)) = self.hashing.pop_front() {
+                    self.hashing_bytes -= bytes;
+                    drop(task.await);
+                }
+                return Err(error);
+            }
         }
         Ok(())
     }

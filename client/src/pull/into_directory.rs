@@ -8,23 +8,18 @@ use crate::error::{Error, Result, blocking};
 use crate::meter::{Meter, Tally};
 use crate::plan::{Item, Plan, PlanDestination, PlanSource, Totals, parse, plan};
 use crate::progress::{Phase, Progress};
-use futures::FutureExt as _;
-use futures::future::BoxFuture;
 use futures::stream::{self, StreamExt as _, TryStreamExt as _};
 use pfr_schema::codec::Codecs;
 use pfr_schema::container::Container;
+use pfr_schema::frame::Header;
 use pfr_schema::tree::Document;
 use pfr_schema::{Digest, Kind};
-use pfr_store::{Incoming, Store, Whole, verified_frames};
-use std::collections::{HashSet, VecDeque};
+use pfr_store::{Incoming, Sink, Store, verified_frames_into};
+use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Raw bytes written by one task.
-const WRITE: u64 = 1 << 20;
-/// Such tasks in flight, for each request.
-const WRITES: usize = 2;
 /// Present files hashed by one task.
 const HASHED: usize = 64;
 
@@ -192,26 +187,25 @@ impl Receiver<'_> {
         (items[done.into_inner().min(items.len())..].to_vec(), result)
     }
 
-    /// Writes verified frames as they come; `done` counts those that lie under their names, in
-    /// order.
+    /// Writes frames as they come, each on the thread that has verified it; `done` counts those that
+    /// lie under their names, in order.
     async fn write(&self, frames: Watched, done: &AtomicUsize) -> Result<()> {
         let Watched { frames, slot } = frames;
-        let mut frames = Box::pin(verified_frames(frames, self.fetcher.limits.clone(), Arc::clone(&self.fetcher.large_documents)));
-        let mut writes = Writes { writer: Arc::clone(&self.writer), batch: Vec::new(), bytes: 0, running: VecDeque::new(), done };
+        let (writer, kept) = (Arc::clone(&self.writer), slot.clone());
+        let sink: Sink = Arc::new(move |header: &Header, raw: &[u8]| {
+            let written = writer.write(&header.digest, raw);
+            written.map_err(|error| pfr_store::Error::Input(kept.keep(error).to_string()))
+        });
+        let (limits, large_documents) = (self.fetcher.limits.clone(), Arc::clone(&self.fetcher.large_documents));
+        let mut frames = Box::pin(verified_frames_into(frames, limits, large_documents, sink));
         let mut large: Option<Large> = None;
         while let Some(incoming) = frames.next().await {
-            let incoming = match incoming {
-                Ok(incoming) => incoming,
-                Err(error) => {
-                    // Complete frames are kept.
-                    writes.finish().await?;
-                    return Err(self.fetcher.remote.received(&slot, error));
+            // Complete frames were yielded, and are kept.
+            match incoming.map_err(|error| self.fetcher.remote.received(&slot, error))? {
+                Incoming::Whole(_) => {
+                    done.fetch_add(1, Ordering::Relaxed);
                 }
-            };
-            match incoming {
-                Incoming::Whole(whole) => writes.add(whole).await?,
                 Incoming::Begin(header) => {
-                    writes.finish().await?;
                     let writer = Arc::clone(&self.writer);
                     large = Some(blocking(move || Large::begin(&writer, &header)).await?);
                 }
@@ -225,51 +219,6 @@ impl Receiver<'_> {
                     done.fetch_add(1, Ordering::Relaxed);
                 }
             }
-        }
-        writes.finish().await
-    }
-}
-
-/// Small files being written, a few batches at a time, in order.
-struct Writes<'a> {
-    writer: Arc<Writer>,
-    batch: Vec<Whole>,
-    bytes: u64,
-    running: VecDeque<BoxFuture<'static, Result<usize>>>,
-    done: &'a AtomicUsize,
-}
-
-impl Writes<'_> {
-    async fn add(&mut self, whole: Whole) -> Result<()> {
-        self.bytes += whole.header.raw_len.max(whole.header.stored_len);
-        self.batch.push(whole);
-        if self.bytes >= WRITE {
-            self.dispatch();
-            while self.running.len() > WRITES {
-                self.wait().await?;
-            }
-        }
-        Ok(())
-    }
-
-    fn dispatch(&mut self) {
-        let (writer, batch) = (Arc::clone(&self.writer), std::mem::take(&mut self.batch));
-        self.bytes = 0;
-        let write = move || batch.iter().try_for_each(|whole| writer.write(whole)).map(|()| batch.len());
-        self.running.push_back(blocking(write).boxed());
-    }
-
-    async fn wait(&mut self) -> Result<()> {
-        if let Some(task) = self.running.pop_front() {
-            self.done.fetch_add(task.await?, Ordering::Relaxed);
-        }
-        Ok(())
-    }
-
-    async fn finish(&mut self) -> Result<()> {
-        self.dispatch();
-        while !self.running.is_empty() {
-            self.wait().await?;
         }
         Ok(())
     }

@@ -16,10 +16,9 @@ use crate::plan::Item;
 use bytes::Bytes;
 use folders::Folders;
 use pfr_schema::Digest;
-use pfr_schema::codec::{Codec, Decoder};
+use pfr_schema::codec::Decoder;
 use pfr_schema::frame::Header;
 use pfr_service::durable::{self, Unfinished};
-use pfr_store::Whole;
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use std::collections::HashMap;
@@ -100,18 +99,9 @@ impl Writer {
         }
     }
 
-    /// Writes a verified frame.
-    pub fn write(&self, whole: &Whole) -> Result<()> {
-        let digest = whole.header.digest;
-        let mut temporary = self.begin(&self.place(&digest))?;
-        if whole.header.codec == Codec::Raw {
-            for piece in &whole.payload {
-                temporary.append(piece)?;
-            }
-        } else {
-            temporary.append(&whole.raw().map_err(|source| Error::Received { digest, source })?)?;
-        }
-        temporary.rename()
+    /// Writes the bytes of a blob, which were verified.
+    pub fn write(&self, digest: &Digest, raw: &[u8]) -> Result<()> {
+        self.write_bytes(&self.place(digest), raw)
     }
 
     /// Writes bytes to a file of this directory.

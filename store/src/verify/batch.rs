@@ -4,7 +4,7 @@
 //! length are hashed side by side, which takes half the time, the buffers of the connection are
 //! free at once, and no fresh memory is touched.
 
-use super::{WHOLE_MAX, Whole};
+use super::{Sink, WHOLE_MAX, Whole};
 use crate::error::Result;
 use bytes::Bytes;
 use pfr_schema::codec::{self, Codec};
@@ -149,17 +149,25 @@ impl Batch {
     }
 }
 
-/// Verifies frames, in groups of one length where there are such.
+/// Verifies frames, in groups of one length where there are such, and gives each to the sink.
 ///
 /// # Errors
-/// That of the first one that is wrong.
-pub(super) fn verify(frames: &[Whole]) -> Result<()> {
+/// That of the first one that is wrong. The sink does not get it, nor any behind it.
+pub(super) fn verify(frames: &[Whole], sink: Option<&Sink>) -> Result<()> {
     let mut left = frames;
     while let Some(first) = left.first() {
         let alike = left.iter().take(Digest::SIDE_BY_SIDE).take_while(|whole| is_lane(whole, first)).count();
         let (group, rest) = left.split_at(alike.max(1));
-        if group.len() < Digest::SIDE_BY_SIDE || !are_right(group) {
-            group.iter().try_for_each(Whole::verify)?;
+        let raw = if group.len() < Digest::SIDE_BY_SIDE { None } else { right(group) };
+        match (raw, sink) {
+            (Some(raw), Some(sink)) => group.iter().zip(&raw).try_for_each(|(whole, raw)| sink(&whole.header, &raw[..]))?,
+            (Some(_), None) => {}
+            (None, sink) => {
+                for whole in group {
+                    whole.verify()?;
+                    sink.map_or(Ok(()), |sink| whole.give(sink))?;
+                }
+            }
         }
         left = rest;
     }
@@ -173,8 +181,8 @@ fn is_lane(whole: &Whole, first: &Whole) -> bool {
     digest.algorithm() == Algorithm::Sha256 && raw_len == first.header.raw_len && fits && whole.payload.len() == 1
 }
 
-/// Whether all frames of a group are right. If one is not, a look at each says why.
-fn are_right(group: &[Whole]) -> bool {
+/// The raw bytes of all frames of a group, if all are right. If one is not, a look at each says why.
+fn right(group: &[Whole]) -> Option<Vec<Bytes>> {
     // Each is decoded as soon as its checksum was computed, while it is in the processor's cache.
     let raw = |whole: &Whole| -> Option<Bytes> {
         let Whole { header, payload, checksum, .. } = whole;
@@ -189,21 +197,24 @@ fn are_right(group: &[Whole]) -> bool {
         codec::decode_into(header.codec, stored, header.raw_len, &mut raw).ok()?;
         Some(raw.freeze())
     };
-    let Some(raw) = group.iter().map(raw).collect::<Option<Vec<Bytes>>>() else { return false };
+    let raw = group.iter().map(raw).collect::<Option<Vec<Bytes>>>()?;
     let slices: Vec<&[u8]> = raw.iter().map(|raw| &raw[..]).collect();
     let found = Digest::of_each(Algorithm::Sha256, &slices);
-    found.iter().zip(group).all(|(found, whole)| *found == whole.header.digest)
+    found.iter().zip(group).all(|(found, whole)| *found == whole.header.digest).then_some(raw)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Incoming, Step, Verifier};
+    use super::super::{Incoming, Step, Verifier, verified_frames_into};
     use super::*;
     use crate::error::Error;
+    use futures::StreamExt as _;
     use pfr_schema::codec::{Codecs, encode_document};
     use pfr_schema::frame::{encode, end_mark};
     use pfr_schema::{Kind, Limits};
     use proptest::prelude::*;
+    use std::sync::{Arc, Mutex};
+    use tokio::sync::Semaphore;
 
     /// A frame of `len` bytes, encoded if it is `even`: then it is of zeros, but for a few bytes.
     fn frame(len: usize, number: usize, even: bool) -> (Digest, Vec<u8>) {
@@ -245,6 +256,38 @@ mod tests {
         }
     }
 
+    /// Sends `stream` through a sink that refuses the frame `bad`. Returns what the sink got and
+    /// what was yielded.
+    async fn given(stream: Vec<u8>, bad: Option<Digest>) -> (Vec<(Digest, Vec<u8>)>, Vec<Digest>, Result<()>) {
+        let got = Arc::new(Mutex::new(Vec::new()));
+        let into = Arc::clone(&got);
+        let sink: Sink = Arc::new(move |header: &Header, raw: &[u8]| {
+            if Some(header.digest) == bad {
+                return Err(Error::Input("the sink is full".into()));
+            }
+            into.lock().unwrap().push((header.digest, raw.to_vec()));
+            Ok(())
+        });
+        let pieces: Vec<Result<Bytes>> = stream.chunks(300_000).map(|piece| Ok(Bytes::copy_from_slice(piece))).collect();
+        let large = Arc::new(Semaphore::new(1));
+        let mut frames = Box::pin(verified_frames_into(futures::stream::iter(pieces), Limits::default(), large, sink));
+        let (mut yielded, mut result) = (Vec::new(), Ok(()));
+        while let Some(next) = frames.next().await {
+            match next {
+                Ok(Incoming::Whole(whole)) => {
+                    assert!(got.lock().unwrap().iter().any(|(digest, _)| *digest == whole.header.digest), "it was yielded too early");
+                    yielded.push(whole.header.digest);
+                }
+                Ok(_) => panic!("no large frame was sent"),
+                Err(error) => result = Err(error),
+            }
+        }
+        // After the end no task has the sink, so nothing is given to it any more.
+        drop(frames);
+        let got = Arc::into_inner(got).expect("a task still has the sink").into_inner().unwrap();
+        (got, yielded, result)
+    }
+
     fn runtime() -> tokio::runtime::Runtime {
         tokio::runtime::Builder::new_multi_thread().worker_threads(1).build().unwrap()
     }
@@ -270,6 +313,18 @@ mod tests {
         }
 
         #[test]
+        fn a_sink_gets_the_raw_bytes_of_every_frame_before_it_is_yielded(lengths in lengths()) {
+            let frames: Vec<_> = lengths.iter().enumerate().map(|(number, (len, even))| frame(*len, number, *even)).collect();
+            let mut stream: Vec<u8> = frames.iter().flat_map(|(_, bytes)| bytes.clone()).collect();
+            stream.extend(end_mark(frames.len() as u64));
+            let (got, yielded, result) = runtime().block_on(given(stream, None));
+            result.unwrap();
+            prop_assert_eq!(&yielded, &frames.iter().map(|(digest, _)| *digest).collect::<Vec<_>>());
+            prop_assert_eq!(got.len(), frames.len());
+            prop_assert!(got.iter().all(|(digest, raw)| *digest == Digest::sha256(raw)));
+        }
+
+        #[test]
         fn the_frame_that_is_wrong_is_named_in_whatever_group_it_is(count in 1..20_usize, wrong in 0..20_usize, even: bool, last: bool) {
             let wrong = wrong % count;
             let mut frames: Vec<_> = (0..count).map(|number| frame(180_224, number, even)).collect();
@@ -282,6 +337,25 @@ mod tests {
             let (found, result) = runtime().block_on(verified(&stream, 300_000, 1000));
             prop_assert!(found.len() <= wrong);
             prop_assert!(matches!(&result, Err(Error::Frame { digest: named, .. }) if *named == digest), "{result:?}");
+        }
+    }
+
+    #[test]
+    fn no_wrong_frame_is_given_to_a_sink_and_its_errors_end_the_stream() {
+        for wrong in [0, 5, 18] {
+            let mut frames: Vec<_> = (0..20).map(|number| frame(180_224, number, false)).collect();
+            let whole: Vec<u8> = frames.iter().flat_map(|(_, bytes)| bytes.clone()).collect();
+            let digest = frames[wrong].0;
+            let (got, yielded, result) = runtime().block_on(given([whole, end_mark(20)].concat(), Some(digest)));
+            assert!(matches!(&result, Err(Error::Input(_))), "{result:?}");
+            assert!(yielded.len() <= wrong && got.iter().all(|(found, _)| *found != digest));
+            let bytes = &mut frames[wrong].1;
+            let last = bytes.len() - 5;
+            bytes[last] ^= 1;
+            let damaged: Vec<u8> = frames.iter().flat_map(|(_, bytes)| bytes.clone()).collect();
+            let (got, yielded, result) = runtime().block_on(given([damaged, end_mark(20)].concat(), None));
+            assert!(matches!(&result, Err(Error::Frame { digest: named, .. }) if *named == digest), "{result:?}");
+            assert!(yielded.len() <= wrong && got.iter().all(|(found, raw)| *found != digest && *found == Digest::sha256(raw)));
         }
     }
 

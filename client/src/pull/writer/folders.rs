@@ -5,14 +5,18 @@ use crate::error::{Error, Result};
 use parking_lot::Mutex;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
 /// Components of a path whose directory is kept open: `blobs/sha256` and its like, of which there
-/// are few. Those below number hundreds, and a process may have no more than that many files open.
+/// are few.
 const KEPT: usize = 2;
+/// Directories below those that are kept open: all that the first two hex digits of digests name.
+/// To open one for each file costs as much as to write the file.
+const LEAVES: usize = 256;
 
 /// The root, and what was opened below it.
 #[derive(Debug)]
@@ -20,6 +24,8 @@ pub(super) struct Folders {
     path: PathBuf,
     root: Arc<OwnedFd>,
     open: Mutex<Open>,
+    /// Directories of any depth that may be kept open.
+    most: usize,
 }
 
 #[derive(Debug, Default)]
@@ -32,7 +38,10 @@ struct Open {
 
 impl Folders {
     pub fn below(path: &Path, root: OwnedFd) -> Result<Self> {
-        let folders = Self { path: path.to_owned(), root: Arc::new(root), open: Mutex::default() };
+        // The process needs files for other things too.
+        let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+        let most = usize::try_from(files / 4).unwrap_or(LEAVES).min(LEAVES);
+        let folders = Self { path: path.to_owned(), root: Arc::new(root), open: Mutex::default(), most };
         folders.note(Path::new(""), &folders.root)?;
         Ok(folders)
     }
@@ -57,6 +66,9 @@ impl Folders {
     }
 
     fn walk(&self, relative: &Path, make: bool) -> Result<Option<Arc<OwnedFd>>> {
+        if let Some(kept) = self.open.lock().kept.get(relative) {
+            return Ok(Some(Arc::clone(kept)));
+        }
         let (mut folder, mut at) = (Arc::clone(&self.root), PathBuf::new());
         for (depth, component) in relative.components().enumerate() {
             let Component::Normal(name) = component else {
@@ -70,14 +82,19 @@ impl Folders {
                     let Some(opened) = self.step(&folder, &at, make)? else { return Ok(None) };
                     let opened = Arc::new(opened);
                     self.note(&at, &opened)?;
-                    if depth < KEPT {
-                        self.open.lock().kept.insert(at.clone(), Arc::clone(&opened));
-                    }
+                    self.keep(depth, &at, &opened);
                     opened
                 }
             };
         }
         Ok(Some(folder))
+    }
+
+    fn keep(&self, depth: usize, at: &Path, opened: &Arc<OwnedFd>) {
+        let mut open = self.open.lock();
+        if depth < KEPT || open.kept.len() < self.most {
+            open.kept.insert(at.to_owned(), Arc::clone(opened));
+        }
     }
 
     /// Opens the last component of `at` in the directory above it.
@@ -130,6 +147,18 @@ mod tests {
         folders.make(place).unwrap();
         assert!(dir.path().join(place).is_dir() && folders.find(place).unwrap().is_some());
         assert!(folders.make(Path::new("../x")).is_err());
+    }
+
+    #[test]
+    fn a_few_directories_stay_open_and_the_others_are_opened_each_time() {
+        let dir = tempfile::tempdir().unwrap();
+        let folders = Folders { most: 4, ..folders(dir.path()) };
+        let same = |place: &str| Arc::ptr_eq(&folders.make(Path::new(place)).unwrap(), &folders.find(Path::new(place)).unwrap().unwrap());
+        assert!(same("blobs/sha256/aa") && same("blobs/sha256/bb"));
+        assert!(!same("blobs/sha256/cc"), "more files are open than a process may have");
+        assert!(same("attachments"), "it is one of few");
+        assert_eq!(folders.open.lock().kept.len(), 5);
+        assert!(dir.path().join("blobs/sha256/cc").is_dir());
     }
 
     #[test]
