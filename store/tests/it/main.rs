@@ -28,6 +28,7 @@ mod merging;
 mod metadata;
 mod oci;
 mod opened;
+mod parts;
 mod postgres;
 mod quarantine;
 mod queue;
