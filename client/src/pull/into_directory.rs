@@ -187,8 +187,8 @@ impl Receiver<'_> {
         (items[done.into_inner().min(items.len())..].to_vec(), result)
     }
 
-    /// Writes frames as they come, each on the thread that has verified it; `done` counts those that
-    /// lie under their names, in order.
+    /// Writes frames as they come, each on the thread that has verified it; `done` counts those
+    /// that lie under their names, in order.
     async fn write(&self, frames: Watched, done: &AtomicUsize) -> Result<()> {
         let Watched { frames, slot } = frames;
         let (writer, kept) = (Arc::clone(&self.writer), slot.clone());

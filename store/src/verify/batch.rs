@@ -181,7 +181,8 @@ fn is_lane(whole: &Whole, first: &Whole) -> bool {
     digest.algorithm() == Algorithm::Sha256 && raw_len == first.header.raw_len && fits && whole.payload.len() == 1
 }
 
-/// The raw bytes of all frames of a group, if all are right. If one is not, a look at each says why.
+/// The raw bytes of all frames of a group, if all are right. If one is not, a look at each says
+/// why.
 fn right(group: &[Whole]) -> Option<Vec<Bytes>> {
     // Each is decoded as soon as its checksum was computed, while it is in the processor's cache.
     let raw = |whole: &Whole| -> Option<Bytes> {
