@@ -40,7 +40,7 @@ impl Folders {
     pub fn below(path: &Path, root: OwnedFd) -> Result<Self> {
         // The process needs files for other things too.
         let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-        let most = usize::try_from(files / 4).unwrap_or(LEAVES).min(LEAVES);
+        let most = usize::try_from(files / 4).unwrap_or(usize::MAX).min(LEAVES + KEPT);
         let folders = Self { path: path.to_owned(), root: Arc::new(root), open: Mutex::default(), most };
         folders.note(Path::new(""), &folders.root)?;
         Ok(folders)
