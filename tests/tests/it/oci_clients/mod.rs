@@ -123,7 +123,7 @@ impl Layout {
     }
 
     /// Adds an image of one layer; its descriptor.
-    fn put(&mut self, name: &str, architecture: &str, layer: Value) -> Value {
+    fn put(&mut self, name: &str, architecture: &str, layer: &Value) -> Value {
         let config = json!({
             "architecture": architecture, "os": "linux", "config": {}, "history": [{"created_by": "test"}],
             "rootfs": {"type": "layers", "diff_ids": [layer["digest"]]}
@@ -156,7 +156,7 @@ fn buildah_commits_pushes_and_pulls_both_kinds_of_manifest() {
     let (root, run) = (desk.path("images"), desk.path("containers"));
     let buildah = |args: &[&str]| {
         let storage = ["--storage-driver", "vfs", "--root", root.to_str().unwrap(), "--runroot", run.to_str().unwrap()];
-        desk.run("buildah", &[&storage, args].concat())
+        desk.run("buildah", &[&storage[..], args].concat())
     };
     if !is_here("buildah") {
         return skip("buildah", "there is no buildah");

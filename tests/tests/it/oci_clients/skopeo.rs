@@ -26,20 +26,20 @@ impl Skopeo {
 
     fn run(&self, args: &[&str]) -> Done {
         // A machine may have no policy about signatures of images.
-        self.desk.run("skopeo", &[&["--insecure-policy"], args].concat())
+        self.desk.run("skopeo", &[&["--insecure-policy"][..], args].concat())
     }
 
     /// Copies from or to a registry, or both.
     fn copy(&self, options: &[&str], from: &str, to: &str) -> Done {
         let sides = [(&self.tls[0], from), (&self.tls[1], to)];
         let tls: Vec<&str> = sides.iter().filter(|(_, place)| place.starts_with("docker:")).map(|(option, _)| option.as_str()).collect();
-        self.run(&[&["copy", "--quiet"], &tls[..], options, &[from, to]].concat())
+        self.run(&[&["copy", "--quiet"][..], &tls[..], options, &[from, to][..]].concat())
     }
 
     /// A command about an image of the registry.
     fn about(&self, command: &[&str], image: &str) -> Done {
         let tls = self.tls[0].replace("--src-", "--");
-        self.run(&[command, &[&tls, image]].concat())
+        self.run(&[command, &[tls.as_str(), image][..]].concat())
     }
 
     fn raw(&self, image: &str) -> String {
@@ -72,7 +72,7 @@ fn skopeo_copies_in_and_out_mounts_lists_and_deletes() {
     let at = |name: &str| format!("docker://{}/{name}", registry.address());
     let mut layout = Layout::new(&skopeo.path("images"));
     let blob = layout.blob(ZSTD, &zstd::encode_all(&layer()[..], 1).unwrap());
-    let image = layout.put("one", "amd64", blob);
+    let image = layout.put("one", "amd64", &blob);
 
     skopeo.copy(&["--preserve-digests"], &layout.image("one"), &at("team/app:1")).ok();
     assert_eq!(sha256(skopeo.raw(&at("team/app:1")).as_bytes()), image["digest"].as_str().unwrap());
@@ -105,7 +105,7 @@ fn skopeo_copies_indexes_and_converts_manifests() {
     let mut layout = Layout::new(&skopeo.path("images"));
     // Skopeo compresses it with gzip when it sends it.
     let blob = layout.blob("application/vnd.oci.image.layer.v1.tar", &layer());
-    let (one, two) = (layout.put("one", "amd64", blob.clone()), layout.put("two", "arm64", blob));
+    let (one, two) = (layout.put("one", "amd64", &blob), layout.put("two", "arm64", &blob));
     let index = layout.index("both", &[("amd64", &one), ("arm64", &two)]);
 
     skopeo.copy(&["--all", "--preserve-digests"], &layout.image("both"), &at("team/multi:1")).ok();
@@ -127,7 +127,7 @@ fn skopeo_copies_indexes_and_converts_manifests() {
     let folder = skopeo.path("synced");
     let args = ["sync", "--all", "--src-tls-verify=false", "--src", "docker", "--dest", "dir"];
     let repository = format!("{}/team/docker", registry.address());
-    skopeo.run(&[&args[..], &[&repository, folder.to_str().unwrap()]].concat()).ok();
+    skopeo.run(&[&args[..], &[repository.as_str(), folder.to_str().unwrap()][..]].concat()).ok();
     assert!(folder.join("docker:1/manifest.json").exists() && folder.join("docker:oci/manifest.json").exists());
 }
 
@@ -148,7 +148,7 @@ fn skopeo_logs_in_over_tls_and_is_refused_what_its_token_does_not_permit() {
     skopeo.tls = ["src", "dest"].map(|side| format!("--{side}-cert-dir={}", trusted.display()));
     let mut layout = Layout::new(&skopeo.path("images"));
     let blob = layout.blob(ZSTD, &zstd::encode_all(&layer()[..], 1).unwrap());
-    layout.put("one", "amd64", blob);
+    layout.put("one", "amd64", &blob);
     let image = layout.image("one");
 
     let writer = token(&registry, "team/*:pull,push");
@@ -229,7 +229,7 @@ mod long {
         let digest = hasher.finish().to_string();
         let name = digest.trim_start_matches("sha256:");
         std::fs::rename(&fresh, layout.path.join("blobs/sha256").join(name)).unwrap();
-        layout.put("large", "amd64", json!({"mediaType": ZSTD, "digest": digest, "size": SIZE}));
+        layout.put("large", "amd64", &json!({"mediaType": ZSTD, "digest": digest, "size": SIZE}));
 
         let at = format!("docker://{}/team/large:1", registry.address());
         skopeo.copy(&["--preserve-digests"], &layout.image("large"), &at).ok();
