@@ -1,4 +1,4 @@
-//! `skopeo`, which also is the library of podman, buildah and CRI-O.
+//! `skopeo`. podman, buildah and CRI-O use the same library.
 
 use super::{Desk, Done, Layout, is_here, sha256, token};
 use pfr_testkit::tls::Authority;
