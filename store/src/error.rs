@@ -26,7 +26,7 @@ pub enum Error {
         source: FormatError,
     },
     /// A node lists blobs that are not stored.
-    #[error("{container} lists {} that the store does not have, first {}: upload them before it", count(missing.len(), "blob"), missing.first().map(ToString::to_string).unwrap_or_default())]
+    #[error("{container} lists {} that are missing here, first {}: upload them before it", count(missing.len(), "blob"), missing.first().map(ToString::to_string).unwrap_or_default())]
     Missing {
         /// The node.
         container: Digest,

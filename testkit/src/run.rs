@@ -20,7 +20,11 @@ use std::hash::{BuildHasher as _, Hasher as _};
 /// * `systemd`: `systemd-analyze`
 /// * `caddy`: the proxy `caddy`
 /// * `openssl`: the command `openssl`, version 3
-pub const CAPABILITIES: [&str; 9] = ["mounts", "loop-devices", "prlimit", "python", "gpu", "ptrace", "systemd", "caddy", "openssl"];
+/// * `skopeo`: the client `skopeo` of container registries
+/// * `buildah`: `buildah`, and the right to make images with it
+/// * `oras`: the package `oras` for `python3`, in the folder that `PF_TEST_ORAS` names or installed
+pub const CAPABILITIES: [&str; 12] =
+    ["mounts", "loop-devices", "prlimit", "python", "gpu", "ptrace", "systemd", "caddy", "openssl", "skopeo", "buildah", "oras"];
 
 /// The variable that lists the capabilities that this machine must have.
 const REQUIRE: &str = "PF_REQUIRE";

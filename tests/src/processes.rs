@@ -82,7 +82,7 @@ impl Registry {
                 panic!("the registry ended with {status}:\n{}", std::fs::read_to_string(&log).unwrap_or_default());
             }
             let text = std::fs::read_to_string(&out).unwrap();
-            let line = text.lines().find_map(|l| l.strip_prefix("listening on http://"))?;
+            let line = text.lines().find_map(|l| l.strip_prefix("listening on http")?.trim_start_matches('s').strip_prefix("://"))?;
             text.ends_with('\n').then(|| line.to_owned())
         });
         Self { child, data: data.to_owned(), address, log, launch, _dir: None }
@@ -94,7 +94,7 @@ impl Registry {
         &self.address
     }
 
-    /// Base URL.
+    /// Base URL, of a registry without TLS.
     #[must_use]
     pub fn url(&self) -> String {
         format!("http://{}", self.address)

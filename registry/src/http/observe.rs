@@ -8,7 +8,7 @@ use crate::http::permit::RequestPermit;
 use crate::metrics as names;
 use crate::rates::{Direction, Flow, Throttled};
 use axum::body::{Body, Bytes, HttpBody};
-use axum::http::{Method, StatusCode};
+use axum::http::{HeaderMap, Method, StatusCode, header};
 use hyper::body::{Frame, SizeHint};
 use pfr_schema::ErrorCode;
 use std::pin::Pin;
@@ -136,9 +136,13 @@ pub(crate) struct Observed {
 }
 
 impl Observed {
-    pub(crate) fn new(body: Body, mut observation: Observation, throttled: Throttled) -> Self {
-        let expected = body.size_hint().exact();
-        observation.complete = expected == Some(0);
+    /// The body of a response with these headers.
+    pub(crate) fn new(body: Body, headers: &HeaderMap, mut observation: Observation, throttled: Throttled) -> Self {
+        // hyper asks a stream for as many bytes as its header says, and not for its end.
+        let said = || headers.get(header::CONTENT_LENGTH)?.to_str().ok()?.parse().ok();
+        let expected = body.size_hint().exact().or_else(said);
+        // The answer to HEAD has no body, also where there is one that GET would be sent.
+        observation.complete = expected == Some(0) || observation.method == Method::HEAD;
         Self { body, observation, expected, flow: Flow::of(throttled, Direction::Down) }
     }
 }
@@ -162,7 +166,7 @@ impl HttpBody for Observed {
                 this.flow.moved(bytes);
                 this.observation.sent += bytes as u64;
                 // hyper does not ask for the end of a body of known length.
-                this.observation.complete = this.expected == Some(this.observation.sent);
+                this.observation.complete |= this.expected == Some(this.observation.sent);
             }
             Poll::Ready(Some(Err(error))) => this.observation.failed(code_of(error), Some(error.to_string())),
             Poll::Ready(None) => this.observation.complete = true,

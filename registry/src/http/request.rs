@@ -103,7 +103,9 @@ pub(crate) async fn middleware(State(app): State<App>, request: Request, next: N
         response.headers_mut().insert(REQUEST_ID, value);
     }
     observation.answered(response.status());
-    response.map(|body| Body::new(Observed::new(body, observation, throttled)))
+    let (head, body) = response.into_parts();
+    let body = Observed::new(body, &head.headers, observation, throttled);
+    Response::from_parts(head, Body::new(body))
 }
 
 /// What reads the answer to a request.

@@ -1,7 +1,7 @@
 //! The OCI Distribution API as its clients use it.
 
 use crate::common::snapshot::snapshot;
-use crate::common::{REPO, Registry};
+use crate::common::{REPO, Registry, until_metric};
 use pfr_schema::{AccessToken, Digest, media_type};
 use pfr_store::Damage;
 use reqwest::{Method, RequestBuilder, Response, StatusCode};
@@ -117,6 +117,25 @@ async fn a_blob_comes_in_chunks_in_their_order() {
     assert_eq!(registry.delete(&address).await.status(), StatusCode::ACCEPTED);
     assert_eq!(refused(registry.get(&address).await, 404).await, "BLOB_UNKNOWN");
     assert_eq!(refused(registry.delete(&address).await, 404).await, "BLOB_UNKNOWN");
+}
+
+#[tokio::test]
+async fn a_download_and_a_missing_blob_are_no_cut_answers() {
+    let registry = Registry::start().await;
+    // More than one piece of a stream.
+    let content: Vec<u8> = (0..3_000_000_u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    let digest = put_blob(&registry, NAME, &content).await;
+    let address = format!("{NAME}/blobs/{digest}");
+    assert_eq!(registry.get(&address).await.bytes().await.expect("all of it"), content);
+    assert_eq!(send(registry.request(Method::HEAD, &address)).await.status(), StatusCode::OK);
+    let missing = format!("{NAME}/blobs/{}", Digest::sha256(b"missing"));
+    assert_eq!(send(registry.request(Method::HEAD, &missing)).await.status(), StatusCode::NOT_FOUND);
+    for (method, status) in [("GET", 200), ("HEAD", 200), ("HEAD", 404)] {
+        let line = format!(r#"pf_http_requests_total{{route="/v2/{{repo}}/blobs/{{digest}}",method="{method}",status="{status}"}} 1"#);
+        until_metric(&registry, &line).await;
+    }
+    let metrics = registry.get("/metrics").await.text().await.expect("text");
+    assert!(!metrics.contains(r#"status="cut""#), "{metrics}");
 }
 
 #[tokio::test]

@@ -9,6 +9,7 @@ mod deploy;
 mod docs;
 mod e2e;
 mod mirror;
+mod oci_clients;
 mod pull_through;
 mod replicas;
 mod tags;
