@@ -1,13 +1,23 @@
 //! Verification of frames as they stream in: each blob is hashed once, off the async threads,
-//! several at a time.
+//! several at a time. One [`Verifier`] serves stores, which keep the frames, and readers, which want
+//! the raw bytes as well.
+//!
+//! ```text
+//! bytes ─▶ parser ─▶ batch: whole frames in memory of a pool ─▶ groups: decode, hash ─▶ in order
+//! ```
 
 mod batch;
+mod groups;
+mod opened;
+
+pub use opened::{Opened, opened_frames};
 
 use crate::error::{Error, Result};
 use batch::Batch;
 use bytes::Bytes;
 use futures::Stream;
 use futures::StreamExt as _;
+use groups::Outcome;
 use pfr_schema::codec::{self, Codec, Codecs, Decoder};
 use pfr_schema::frame::{CHECKSUM, Event, Header, Parser};
 use pfr_schema::{FormatError, Hasher, Limits};
@@ -19,8 +29,15 @@ use tokio::task::JoinHandle;
 
 /// Frames up to this many payload bytes are held whole; larger ones pass in pieces.
 pub const WHOLE_MAX: u64 = 4 << 20;
-/// Payload bytes being hashed at a time, per stream.
+/// Payload bytes being hashed at a time, per stream of a store.
 const WINDOW: u64 = 6 << 20;
+/// Batches being hashed at a time, per stream of a reader, whose caller bounds the bytes.
+const BATCHES: usize = 4;
+
+/// Whether a store lets the blob pass in pieces.
+pub(crate) fn is_large(header: &Header) -> bool {
+    header.stored_len.max(header.raw_len) > WHOLE_MAX
+}
 
 /// A verified frame, whole.
 #[derive(Debug)]
@@ -33,6 +50,8 @@ pub struct Whole {
     pub checksum: u32,
     /// Where the payload began in the stream.
     pub position: u64,
+    /// The raw bytes, if a reader wants them.
+    raw: Option<Bytes>,
     /// Held while a large document is in memory.
     _permit: Option<OwnedSemaphorePermit>,
 }
@@ -43,6 +62,9 @@ impl Whole {
     /// # Errors
     /// None for a frame that was verified; the type is the codec's.
     pub fn raw(&self) -> std::result::Result<Cow<'_, [u8]>, FormatError> {
+        if let Some(raw) = &self.raw {
+            return Ok(Cow::Borrowed(raw));
+        }
         let joined = match &self.payload[..] {
             [] => Cow::Borrowed(&[][..]),
             [one] => Cow::Borrowed(&one[..]),
@@ -54,10 +76,11 @@ impl Whole {
         }
     }
 
-    fn verify(&self) -> Result<()> {
+    /// Verifies it by itself, and hands out its raw bytes on the way.
+    fn verify(&self, sink: &mut dyn FnMut(&[u8])) -> Result<()> {
         let mut check = Check::new(&self.header, self.position)?;
         for piece in &self.payload {
-            check.update(piece)?;
+            check.update_into(piece, sink)?;
         }
         check.finish(self.checksum)
     }
@@ -105,9 +128,18 @@ impl Check {
     }
 
     pub(crate) fn update(&mut self, piece: &[u8]) -> Result<()> {
+        self.update_into(piece, &mut |_| {})
+    }
+
+    /// The next piece, whose raw bytes go to `sink` as well.
+    fn update_into(&mut self, piece: &[u8], sink: &mut dyn FnMut(&[u8])) -> Result<()> {
         self.checksum = crc32c::crc32c_append(self.checksum, piece);
         let hasher = &mut self.hasher;
-        self.decoder.update(piece, &mut |raw| hasher.update(raw)).map_err(|e| self.error(e))
+        let mut take = |raw: &[u8]| {
+            hasher.update(raw);
+            sink(raw);
+        };
+        self.decoder.update(piece, &mut take).map_err(|e| self.error(e))
     }
 
     pub(crate) fn finish(self, checksum: u32) -> Result<()> {
@@ -126,7 +158,7 @@ impl Check {
 }
 
 /// A payload that does not have its checksum.
-pub(crate) fn damaged(position: u64) -> FormatError {
+fn damaged(position: u64) -> FormatError {
     let reason = "the payload does not match its checksum: it was damaged on the disk or on the way".into();
     FormatError::Frame { position, reason }
 }
@@ -151,11 +183,7 @@ where
                     let permit = Arc::clone(&large).acquire_owned().await.map_err(|e| Error::Internal(e.to_string()))?;
                     verifier.grant(permit);
                 }
-                Step::Input => match stream.next().await {
-                    Some(Ok(bytes)) => verifier.push(bytes),
-                    Some(Err(error)) => verifier.end(Err(error)),
-                    None => verifier.end(Ok(())),
-                },
+                Step::Input => verifier.read(stream.next().await),
             }
         }
     })
@@ -171,6 +199,15 @@ pub(crate) enum Step {
     Large,
     /// The stream is complete.
     End,
+}
+
+/// Where verified frames go.
+#[derive(Clone, Copy)]
+enum For {
+    /// To a store, which keeps them as they came. Large blobs pass in pieces.
+    Store,
+    /// To a reader, with their raw bytes. Every blob is held whole, up to this many raw bytes.
+    Reader { largest: u64 },
 }
 
 enum Current {
@@ -189,6 +226,7 @@ enum Current {
 /// client.
 pub(crate) struct Verifier {
     parser: Parser,
+    purpose: For,
     /// A frame in another codec ends the stream with an error.
     codecs: Codecs,
     /// A large document that begins when its permit is granted.
@@ -197,9 +235,11 @@ pub(crate) struct Verifier {
     batch: Batch,
     /// Payload bytes of the large document that is not complete yet.
     partial: u64,
-    hashing: VecDeque<(u64, JoinHandle<Result<Vec<Whole>>>)>,
+    hashing: VecDeque<(u64, JoinHandle<Outcome>)>,
     hashing_bytes: u64,
     ready: VecDeque<Whole>,
+    /// What is wrong with the frame after those that are ready.
+    fault: Option<Error>,
     /// Bytes that have arrived are handed on before more are read.
     hand_on: bool,
     begin: Option<Header>,
@@ -207,9 +247,21 @@ pub(crate) struct Verifier {
 }
 
 impl Verifier {
+    /// For a store that takes these codecs.
     pub(crate) fn new(limits: Limits, codecs: Codecs) -> Self {
+        Self::with(limits, codecs, For::Store)
+    }
+
+    /// For a reader: all items are whole frames and have their raw bytes. A blob of more than
+    /// `largest` raw bytes ends the stream with an error before any of it is held.
+    fn for_reader(limits: Limits, largest: u64) -> Self {
+        Self::with(limits, Codecs::ALL, For::Reader { largest })
+    }
+
+    fn with(limits: Limits, codecs: Codecs, purpose: For) -> Self {
         Self {
             parser: Parser::new(limits),
+            purpose,
             codecs,
             asked: None,
             current: None,
@@ -218,6 +270,7 @@ impl Verifier {
             hashing: VecDeque::new(),
             hashing_bytes: 0,
             ready: VecDeque::new(),
+            fault: None,
             hand_on: false,
             begin: None,
             ended: None,
@@ -234,8 +287,11 @@ impl Verifier {
             if let Some(whole) = self.ready.pop_front() {
                 return Ok(Step::Item(Incoming::Whole(whole)));
             }
+            if let Some(fault) = self.fault.take() {
+                return Err(fault);
+            }
             let flushing = self.ended.is_some() || self.hand_on;
-            if (flushing && !self.hashing.is_empty()) || self.hashing_bytes > WINDOW {
+            if (flushing && !self.hashing.is_empty()) || self.is_behind() {
                 self.collect().await?;
                 continue;
             }
@@ -261,6 +317,15 @@ impl Verifier {
         self.parser.push(bytes);
     }
 
+    /// What a stream gave when a step asked for bytes.
+    fn read(&mut self, next: Option<Result<Bytes>>) {
+        match next {
+            Some(Ok(bytes)) => self.push(bytes),
+            Some(Err(error)) => self.end(Err(error)),
+            None => self.end(Ok(())),
+        }
+    }
+
     /// The stream has ended, or is broken.
     pub(crate) fn end(&mut self, result: Result<()>) {
         self.dispatch();
@@ -271,7 +336,8 @@ impl Verifier {
     pub(crate) fn grant(&mut self, permit: OwnedSemaphorePermit) {
         if let Some(header) = self.asked.take() {
             let position = self.parser.position();
-            self.current = Some(Current::Whole(Whole { header, payload: Vec::new(), checksum: 0, position, _permit: Some(permit) }));
+            self.current =
+                Some(Current::Whole(Whole { header, payload: Vec::new(), checksum: 0, position, raw: None, _permit: Some(permit) }));
         }
     }
 
@@ -304,6 +370,14 @@ impl Verifier {
         matches!(&self.current, Some(Current::Whole(_)))
     }
 
+    /// Whether hashing is so far behind that nothing more is read.
+    fn is_behind(&self) -> bool {
+        match self.purpose {
+            For::Store => self.hashing_bytes > WINDOW,
+            For::Reader { .. } => self.hashing.len() >= BATCHES,
+        }
+    }
+
     async fn advance(&mut self) -> Result<Option<Step>> {
         if self.asked.is_some() {
             return Ok(Some(Step::Large));
@@ -322,11 +396,22 @@ impl Verifier {
         Err(Error::Frame { position: self.parser.position(), digest: header.digest, source })
     }
 
+    /// Whether a frame is held in the batch.
+    fn is_held(&self, header: &Header) -> Result<bool> {
+        let For::Reader { largest: limit } = self.purpose else { return Ok(!is_large(header)) };
+        let found = header.raw_len;
+        if found > limit {
+            let source = FormatError::TooLarge { what: "a blob that is held whole, in bytes", found, limit };
+            return Err(Error::Frame { position: self.parser.position(), digest: header.digest, source });
+        }
+        Ok(true)
+    }
+
     async fn event(&mut self, event: Event) -> Result<Option<Step>> {
         match event {
             Event::Begin(header) => {
                 self.check_codec(&header)?;
-                if header.stored_len.max(header.raw_len) <= WHOLE_MAX {
+                if self.is_held(&header)? {
                     self.batch.begin(header, self.parser.position());
                     self.current = Some(Current::Small);
                     return Ok(None);
@@ -366,8 +451,7 @@ impl Verifier {
             },
             Event::Finish { checksum } => match self.current.take() {
                 Some(Current::Small) => {
-                    self.batch.finish(checksum);
-                    if self.batch.is_full() {
+                    if self.batch.finish(checksum) {
                         self.dispatch();
                     }
                     Ok(None)
@@ -403,7 +487,8 @@ impl Verifier {
             return;
         }
         self.hashing_bytes += bytes;
-        let task = tokio::task::spawn_blocking(move || batch::verify(&frames).map(|()| frames));
+        let keep = matches!(self.purpose, For::Reader { .. });
+        let task = tokio::task::spawn_blocking(move || groups::verify(frames, keep));
         self.hashing.push_back((bytes, task));
     }
 
@@ -411,7 +496,9 @@ impl Verifier {
     async fn collect(&mut self) -> Result<()> {
         if let Some((bytes, task)) = self.hashing.pop_front() {
             self.hashing_bytes -= bytes;
-            self.ready.extend(task.await.map_err(|e| Error::Internal(e.to_string()))??);
+            let (right, fault) = task.await.map_err(|e| Error::Internal(e.to_string()))?;
+            self.ready.extend(right);
+            self.fault = fault;
         }
         Ok(())
     }
