@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::live::LivePush;
 use crate::metadata::NewContainer;
 use crate::packs::PackWriter;
-use crate::verify::{Incoming, Opened, Step, Verifier, Whole, is_large};
+use crate::verify::{For, Incoming, Opened, Step, Verifier, Whole, is_large};
 use bytes::Bytes;
 use futures::{Stream, StreamExt as _, TryStreamExt as _};
 use pfr_schema::container::Child;
@@ -131,7 +131,7 @@ impl Ingest<'_> {
         S: Stream<Item = Result<Bytes>> + Send + Unpin,
     {
         let mut source = Source::new(self.store, stream);
-        let mut frames = Verifier::new(self.store.options.limits.clone(), self.store.options.codecs);
+        let mut frames = Verifier::new(self.store.options.limits.clone(), self.store.options.codecs, For::Store);
         // Whether complete blobs are being handed on, because other work waits for the place or the
         // one for large documents is taken.
         let mut leaving = false;

@@ -63,7 +63,7 @@ impl Whole {
     /// None for a frame that was verified; the type is the codec's.
     pub fn raw(&self) -> std::result::Result<Cow<'_, [u8]>, FormatError> {
         if let Some(raw) = &self.raw {
-            return Ok(Cow::Borrowed(raw));
+            return Ok(Cow::Borrowed(&raw[..]));
         }
         let joined = match &self.payload[..] {
             [] => Cow::Borrowed(&[][..]),
@@ -173,7 +173,7 @@ pub fn verified_frames<S>(stream: S, limits: Limits, large_documents: Arc<Semaph
 where
     S: Stream<Item = Result<Bytes>> + Send + Unpin,
 {
-    let state = (Verifier::new(limits, Codecs::ALL), stream, large_documents);
+    let state = (Verifier::new(limits, Codecs::ALL, For::Store), stream, large_documents);
     futures::stream::try_unfold(state, |(mut verifier, mut stream, large)| async move {
         loop {
             match verifier.step().await? {
@@ -203,10 +203,11 @@ pub(crate) enum Step {
 
 /// Where verified frames go.
 #[derive(Clone, Copy)]
-enum For {
+pub(crate) enum For {
     /// To a store, which keeps them as they came. Large blobs pass in pieces.
     Store,
-    /// To a reader, with their raw bytes. Every blob is held whole, up to this many raw bytes.
+    /// To a reader: all items are whole frames and have their raw bytes. A blob of more than
+    /// `largest` raw bytes ends the stream with an error before any of it is held.
     Reader { largest: u64 },
 }
 
@@ -247,18 +248,7 @@ pub(crate) struct Verifier {
 }
 
 impl Verifier {
-    /// For a store that takes these codecs.
-    pub(crate) fn new(limits: Limits, codecs: Codecs) -> Self {
-        Self::with(limits, codecs, For::Store)
-    }
-
-    /// For a reader: all items are whole frames and have their raw bytes. A blob of more than
-    /// `largest` raw bytes ends the stream with an error before any of it is held.
-    fn for_reader(limits: Limits, largest: u64) -> Self {
-        Self::with(limits, Codecs::ALL, For::Reader { largest })
-    }
-
-    fn with(limits: Limits, codecs: Codecs, purpose: For) -> Self {
+    pub(crate) fn new(limits: Limits, codecs: Codecs, purpose: For) -> Self {
         Self {
             parser: Parser::new(limits),
             purpose,

@@ -155,7 +155,7 @@ impl Batch {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Incoming, Step, Verifier};
+    use super::super::{For, Incoming, Step, Verifier};
     use super::*;
     use crate::error::{Error, Result};
     use pfr_schema::codec::{Codec, Codecs, encode_document};
@@ -176,7 +176,7 @@ mod tests {
     /// Pushes a stream in pieces of `cut` bytes, and settles before each `rest`-th of them. Returns
     /// the digests of the frames that were verified.
     async fn verified(stream: &[u8], cut: usize, rest: usize) -> (Vec<Digest>, Result<()>) {
-        let mut verifier = Verifier::new(Limits::default(), Codecs::ALL);
+        let mut verifier = Verifier::new(Limits::default(), Codecs::ALL, For::Store);
         let (mut pieces, mut found) = (stream.chunks(cut).enumerate(), Vec::new());
         loop {
             match verifier.step().await {

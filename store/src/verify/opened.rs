@@ -1,10 +1,11 @@
 //! Blobs that are decoded once, while they are verified: for a reader that wants their raw bytes,
 //! and for a store that takes them in behind it without hashing them again.
 
-use super::{Incoming, Step, Verifier, Whole};
+use super::{For, Incoming, Step, Verifier, Whole};
 use crate::error::{Error, Result};
 use bytes::Bytes;
 use futures::{Stream, StreamExt as _};
+use pfr_schema::codec::Codecs;
 use pfr_schema::frame::Header;
 use pfr_schema::{Digest, Kind, Limits};
 
@@ -53,7 +54,7 @@ pub fn opened_frames<S>(stream: S, limits: Limits, largest: u64) -> impl Stream<
 where
     S: Stream<Item = Result<Bytes>> + Send + Unpin,
 {
-    let state = (Verifier::for_reader(limits, largest), stream);
+    let state = (Verifier::new(limits, Codecs::ALL, For::Reader { largest }), stream);
     futures::stream::try_unfold(state, |(mut verifier, mut stream)| async move {
         loop {
             match verifier.step().await? {
