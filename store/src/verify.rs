@@ -1,6 +1,6 @@
 //! Verification of frames as they stream in: each blob is hashed once, off the async threads,
-//! several at a time. One [`Verifier`] serves stores, which keep the frames, and readers, which want
-//! the raw bytes as well.
+//! several at a time. One [`Verifier`] serves stores, which keep the frames, and readers, which
+//! want the raw bytes as well.
 //!
 //! ```text
 //! bytes ─▶ parser ─▶ batch: whole frames in memory of a pool ─▶ groups: decode, hash ─▶ in order
