@@ -62,7 +62,7 @@ struct Report<'a> {
 pub fn run(args: &Args) -> Result<()> {
     let disk = args.dir.clone().unwrap_or_else(std::env::temp_dir);
     let machine = describe(&[("disk", &disk)]);
-    println!("{} × {}, {}; {:?}\n", machine.cores, machine.cpu, machine.kernel, machine.file_systems);
+    println!("{machine}\n");
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let stores = runtime.block_on(sweep::run(&disk, args))?;
     print_sweeps(&stores);

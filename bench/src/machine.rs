@@ -1,6 +1,7 @@
 //! Describes the machine of a measurement, without names of hosts or paths.
 
 use serde::Serialize;
+use std::fmt;
 use std::path::Path;
 
 /// A machine, as results describe it.
@@ -18,6 +19,12 @@ pub struct Machine {
     pub kernel: String,
     /// File system of each place.
     pub file_systems: Vec<(String, String)>,
+}
+
+impl fmt::Display for Machine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} × {}, {}; {:?}", self.cores, self.cpu, self.kernel, self.file_systems)
+    }
 }
 
 /// Cores this process may use.

@@ -7,8 +7,8 @@
 //! store     the store alone, in this process: look-ups, inserts, ingest   micro
 //! requests  requests whose time must not grow with the store              micro/requests
 //! codecs    encode, decode and ratio of the tensor codecs                 codecs
-//! capture   how long an engine is paused, and how many bytes move         capture
-//! restore   restores of pages that a host lacks, beside a pull before     restore
+//! capture   how long an engine is paused, and how many bytes move         capture, agents
+//! restore   restores of pages that a host lacks, beside a pull before     restore, agents
 //! gc        cost of collection by size of the store, and beside pushes    gc/*
 //! replicas  one registry against three on one database and storage        replicas
 //! scale     fleets, from costs measured in the same run                   scale/*
@@ -17,6 +17,7 @@
 
 #![expect(clippy::print_stdout, reason = "a program whose result is a table on stdout")]
 
+mod agents;
 mod capture;
 mod codecs;
 mod contender;

@@ -7,15 +7,12 @@
 //! workload into memory with and without verification.
 
 use crate::Result;
-use crate::capture::{Engine, Host, number, seconds, text};
+use crate::agents::{Common, Engine, Host, number, ratio, seconds, spread, text};
 use crate::contender::{pf, sibling};
-use crate::machine::describe;
-use crate::report::{Spread, json as results};
 use pfr_schema::{Algorithm, Digest};
-use serde_json::json;
+use serde_json::{Value, json};
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
-use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 /// Bytes of a blob of the floor: a page of the reference engine is about as large.
@@ -27,15 +24,8 @@ pub struct Args {
     /// Lengths of the sessions, tokens
     #[arg(long, value_delimiter = ',', default_values_t = [512, 2000])]
     tokens: Vec<usize>,
-    /// Rounds; the table shows the median
-    #[arg(long, default_value_t = 7)]
-    rounds: usize,
-    /// Directory to work in [default: the system's temporary directory]
-    #[arg(long)]
-    dir: Option<PathBuf>,
-    /// Write all measurements as JSON
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
+    #[command(flatten)]
+    common: Common,
 }
 
 /// The measurements of one session length.
@@ -50,8 +40,7 @@ struct Session {
 
 /// Measures and prints a table.
 pub fn run(args: &Args) -> Result<()> {
-    let place = args.dir.clone().unwrap_or_else(std::env::temp_dir);
-    let dir = tempfile::TempDir::new_in(&place)?;
+    let dir = args.common.folder()?;
     let data = dir.path().join("registry");
     let (_registry, url) = pf::serve(&sibling("pf-registry")?, &["--data".as_ref(), data.as_ref()])?;
     let host = |name: &str| -> Result<(Host, Engine)> {
@@ -61,24 +50,20 @@ pub fn run(args: &Args) -> Result<()> {
     };
     let ((here, mut source), (there, mut engine)) = (host("here")?, host("there")?);
     let mut sessions: Vec<Session> = args.tokens.iter().map(|_| Session::default()).collect();
-    for round in 0..args.rounds {
+    for round in 0..args.common.rounds {
         for (session, tokens) in sessions.iter_mut().zip(&args.tokens) {
-            // New tokens in each round: the other host must lack the pages.
-            let prompt: Vec<usize> = (0..*tokens).map(|i| 1 + (i * 37 + 11 + round * 101) % 4000).collect();
-            source.say(&json!({"open": {"tokens": prompt}}))?;
-            let sequence = text(&source.expect("opened")?["sequence"])?;
+            // The other host must lack the pages.
+            let sequence = source.open(*tokens, round)?;
             let reference = format!("{url}/bench/s{tokens}:r{round}");
             let captured = here.ask(&["snapshot", "here", &reference, "--sequence", &sequence, "--push", "wait"])?;
             session.bytes = number(&captured["resident_bytes"])?;
-            source.say(&json!({"free": {"sequence": sequence}}))?;
-            source.expect("freed")?;
+            source.free(&sequence)?;
             session.floor.push(floor(session.bytes)?);
             let mut restore = |arguments: &[&str]| -> Result<f64> {
                 let mut all = vec!["restore", reference.as_str(), "there"];
                 all.extend(arguments);
                 let restored = there.ask(&all)?;
-                engine.say(&json!({"free": {"sequence": text(&restored["sequence"])?}}))?;
-                engine.expect("freed")?;
+                engine.free(&text(&restored["sequence"])?)?;
                 seconds(&restored["total_seconds"])
             };
             session.passing.push(restore(&["--no-store"])?);
@@ -88,39 +73,29 @@ pub fn run(args: &Args) -> Result<()> {
             session.pulled.push(seconds(&there.ask(&["pull", &reference])?["seconds"])? + afterwards);
         }
     }
-    print(args, dir.path(), &sessions)
+    let columns = ["tokens", "resident", "floor", "without the store", "× floor", "store behind it", "pull, then restore"];
+    args.common.report(dir.path(), &columns, sessions.iter().zip(&args.tokens).map(|(session, tokens)| session.case(*tokens)))
 }
 
-fn print(args: &Args, dir: &Path, sessions: &[Session]) -> Result<()> {
-    let machine = describe(&[("work", dir)]);
-    println!("{} × {}, {}; {:?}\n", machine.cores, machine.cpu, machine.kernel, machine.file_systems);
-    println!(
-        "| tokens | resident | floor | without the store | × floor | store behind it | pull, then restore |\n|---|---|---|---|---|---|---|"
-    );
-    let mut rows = Vec::new();
-    for (session, tokens) in sessions.iter().zip(&args.tokens) {
-        let spread = |values: &[f64]| Spread::of(values.iter().copied()).ok_or("no rounds");
-        let ratios: Vec<f64> = session.passing.iter().zip(&session.floor).map(|(ours, floor)| ours / floor).collect();
-        let (floor, passing, ratio) = (spread(&session.floor)?, spread(&session.passing)?, spread(&ratios)?);
-        let (kept, pulled) = (spread(&session.kept)?, spread(&session.pulled)?);
-        println!(
-            "| {tokens} | {:.1} MB | {:.1} ms | {:.1} ms | {:.2} | {:.1} ms | {:.1} ms |",
-            session.bytes as f64 / 1e6,
+impl Session {
+    fn case(&self, tokens: usize) -> Result<(String, Value)> {
+        let (floor, passing, ratio) = (spread(&self.floor)?, spread(&self.passing)?, ratio(&self.passing, &self.floor)?);
+        let (kept, pulled) = (spread(&self.kept)?, spread(&self.pulled)?);
+        let row = format!(
+            "{tokens} | {:.1} MB | {:.1} ms | {:.1} ms | {:.2} | {:.1} ms | {:.1} ms",
+            self.bytes as f64 / 1e6,
             floor.median * 1e3,
             passing.median * 1e3,
             ratio.median,
             kept.median * 1e3,
             pulled.median * 1e3
         );
-        rows.push(json!({
-            "tokens": tokens, "bytes_resident": session.bytes, "floor_seconds": floor, "no_store_seconds": passing,
+        let document = json!({
+            "tokens": tokens, "bytes_resident": self.bytes, "floor_seconds": floor, "no_store_seconds": passing,
             "no_store_of_floor": ratio, "store_behind_seconds": kept, "pull_then_restore_seconds": pulled,
-        }));
+        });
+        Ok((row, document))
     }
-    if let Some(path) = &args.json {
-        results::write(path, &json!({"machine": machine, "rounds": args.rounds, "cases": rows}))?;
-    }
-    Ok(())
 }
 
 /// Seconds to bring as many bytes over a socket into memory and to hash them: the least that a

@@ -69,7 +69,7 @@ pub fn run(args: &Args) -> Result<()> {
     }
     let disk = args.dir.clone().unwrap_or_else(std::env::temp_dir);
     let machine = describe(&[("disk", &disk), ("tmpfs", &args.tmpfs)]);
-    println!("{} × {}, {}; {:?}\n", machine.cores, machine.cpu, machine.kernel, machine.file_systems);
+    println!("{machine}\n");
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let costs = runtime.block_on(costs::measure(&disk, &args.tmpfs))?;
     print_costs(&costs);

@@ -120,12 +120,11 @@ pub fn decode(codec: Codec, stored: &[u8], raw_len: u64) -> Result<Vec<u8>, Form
     Ok(raw)
 }
 
-/// Decodes a whole payload into memory that is used again: what is in `raw` is replaced.
+/// Decodes a whole payload behind the bytes in `raw`. After an error, some of it may lie there.
 ///
 /// # Errors
 /// As [`decode`].
 pub fn decode_into(codec: Codec, stored: &[u8], raw_len: u64, raw: &mut Vec<u8>) -> Result<(), FormatError> {
-    raw.clear();
     let mut decoder = Decoder::new(codec, raw_len)?;
     decoder.update(stored, &mut |bytes| raw.extend_from_slice(bytes))?;
     decoder.finish()

@@ -8,9 +8,8 @@ use crate::boxed;
 use crate::error::{Error, Result};
 use crate::live::LivePush;
 use crate::metadata::NewContainer;
-use crate::opened::Opened;
 use crate::packs::PackWriter;
-use crate::verify::{Incoming, Step, Verifier, WHOLE_MAX, Whole};
+use crate::verify::{For, Incoming, Opened, Step, Verifier, Whole, is_large};
 use bytes::Bytes;
 use futures::{Stream, StreamExt as _, TryStreamExt as _};
 use pfr_schema::container::Child;
@@ -132,7 +131,7 @@ impl Ingest<'_> {
         S: Stream<Item = Result<Bytes>> + Send + Unpin,
     {
         let mut source = Source::new(self.store, stream);
-        let mut frames = Verifier::new(self.store.options.limits.clone(), self.store.options.codecs);
+        let mut frames = Verifier::new(self.store.options.limits.clone(), self.store.options.codecs, For::Store);
         // Whether complete blobs are being handed on, because other work waits for the place or the
         // one for large documents is taken.
         let mut leaving = false;
@@ -187,7 +186,7 @@ impl Ingest<'_> {
             };
             let Some(Opened { header, payload, checksum, .. }) = next else { return self.close_pack().await };
             self.stay_alive().await?;
-            if header.stored_len.max(header.raw_len) <= WHOLE_MAX {
+            if !is_large(&header) {
                 self.take_whole(header, None, payload, checksum).await?;
                 continue;
             }

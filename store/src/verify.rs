@@ -1,13 +1,23 @@
 //! Verification of frames as they stream in: each blob is hashed once, off the async threads,
-//! several at a time.
+//! several at a time. One [`Verifier`] serves stores, which keep the frames, and readers, which
+//! want the raw bytes as well.
+//!
+//! ```text
+//! bytes ─▶ parser ─▶ batch: whole frames in memory of a pool ─▶ groups: decode, hash ─▶ in order
+//! ```
 
 mod batch;
+mod groups;
+mod opened;
+
+pub use opened::{Opened, opened_frames};
 
 use crate::error::{Error, Result};
 use batch::Batch;
 use bytes::Bytes;
 use futures::Stream;
 use futures::StreamExt as _;
+use groups::Outcome;
 use pfr_schema::codec::{self, Codec, Codecs, Decoder};
 use pfr_schema::frame::{CHECKSUM, Event, Header, Parser};
 use pfr_schema::{FormatError, Hasher, Limits};
@@ -19,8 +29,15 @@ use tokio::task::JoinHandle;
 
 /// Frames up to this many payload bytes are held whole; larger ones pass in pieces.
 pub const WHOLE_MAX: u64 = 4 << 20;
-/// Payload bytes being hashed at a time, per stream.
+/// Payload bytes being hashed at a time, per stream of a store.
 const WINDOW: u64 = 6 << 20;
+/// Batches being hashed at a time, per stream of a reader, whose caller bounds the bytes.
+const BATCHES: usize = 4;
+
+/// Whether a store lets the blob pass in pieces.
+pub(crate) fn is_large(header: &Header) -> bool {
+    header.stored_len.max(header.raw_len) > WHOLE_MAX
+}
 
 /// A verified frame, whole.
 #[derive(Debug)]
@@ -33,6 +50,8 @@ pub struct Whole {
     pub checksum: u32,
     /// Where the payload began in the stream.
     pub position: u64,
+    /// The raw bytes, if a reader wants them.
+    raw: Option<Bytes>,
     /// Held while a large document is in memory.
     _permit: Option<OwnedSemaphorePermit>,
 }
@@ -43,6 +62,9 @@ impl Whole {
     /// # Errors
     /// None for a frame that was verified; the type is the codec's.
     pub fn raw(&self) -> std::result::Result<Cow<'_, [u8]>, FormatError> {
+        if let Some(raw) = &self.raw {
+            return Ok(Cow::Borrowed(&raw[..]));
+        }
         let joined = match &self.payload[..] {
             [] => Cow::Borrowed(&[][..]),
             [one] => Cow::Borrowed(&one[..]),
@@ -54,19 +76,13 @@ impl Whole {
         }
     }
 
-    fn verify(&self) -> Result<()> {
+    /// Verifies it by itself, and hands out its raw bytes on the way.
+    fn verify(&self, sink: &mut dyn FnMut(&[u8])) -> Result<()> {
         let mut check = Check::new(&self.header, self.position)?;
         for piece in &self.payload {
-            check.update(piece)?;
+            check.update_into(piece, sink)?;
         }
         check.finish(self.checksum)
-    }
-
-    /// Gives the raw bytes of a verified frame to the sink.
-    fn give(&self, sink: &Sink) -> Result<()> {
-        let error = |source| Error::Frame { position: self.position, digest: self.header.digest, source };
-        let raw = self.raw().map_err(error)?;
-        sink(&self.header, &raw[..])
     }
 }
 
@@ -112,9 +128,18 @@ impl Check {
     }
 
     pub(crate) fn update(&mut self, piece: &[u8]) -> Result<()> {
+        self.update_into(piece, &mut |_| {})
+    }
+
+    /// The next piece, whose raw bytes go to `sink` as well.
+    fn update_into(&mut self, piece: &[u8], sink: &mut dyn FnMut(&[u8])) -> Result<()> {
         self.checksum = crc32c::crc32c_append(self.checksum, piece);
         let hasher = &mut self.hasher;
-        self.decoder.update(piece, &mut |raw| hasher.update(raw)).map_err(|e| self.error(e))
+        let mut take = |raw: &[u8]| {
+            hasher.update(raw);
+            sink(raw);
+        };
+        self.decoder.update(piece, &mut take).map_err(|e| self.error(e))
     }
 
     pub(crate) fn finish(self, checksum: u32) -> Result<()> {
@@ -133,7 +158,7 @@ impl Check {
 }
 
 /// A payload that does not have its checksum.
-pub(crate) fn damaged(position: u64) -> FormatError {
+fn damaged(position: u64) -> FormatError {
     let reason = "the payload does not match its checksum: it was damaged on the disk or on the way".into();
     FormatError::Frame { position, reason }
 }
@@ -153,7 +178,7 @@ pub fn verified_frames_into<S>(
 where
     S: Stream<Item = Result<Bytes>> + Send + Unpin,
 {
-    verified_by(Verifier { sink: Some(sink), ..Verifier::new(limits, Codecs::ALL) }, stream, large_documents)
+    verified_by(Verifier { sink: Some(sink), ..Verifier::new(limits, Codecs::ALL, For::Store) }, stream, large_documents)
 }
 
 /// Verifies a stream of frames that ends with an end mark; yields them in order.
@@ -166,7 +191,7 @@ pub fn verified_frames<S>(stream: S, limits: Limits, large_documents: Arc<Semaph
 where
     S: Stream<Item = Result<Bytes>> + Send + Unpin,
 {
-    verified_by(Verifier::new(limits, Codecs::ALL), stream, large_documents)
+    verified_by(Verifier::new(limits, Codecs::ALL, For::Store), stream, large_documents)
 }
 
 fn verified_by<S>(verifier: Verifier, stream: S, large_documents: Arc<Semaphore>) -> impl Stream<Item = Result<Incoming>> + Send
@@ -183,11 +208,7 @@ where
                     let permit = Arc::clone(&large).acquire_owned().await.map_err(|e| Error::Internal(e.to_string()))?;
                     verifier.grant(permit);
                 }
-                Step::Input => match stream.next().await {
-                    Some(Ok(bytes)) => verifier.push(bytes),
-                    Some(Err(error)) => verifier.end(Err(error)),
-                    None => verifier.end(Ok(())),
-                },
+                Step::Input => verifier.read(stream.next().await),
             }
         }
     })
@@ -203,6 +224,16 @@ pub(crate) enum Step {
     Large,
     /// The stream is complete.
     End,
+}
+
+/// Where verified frames go.
+#[derive(Clone, Copy)]
+pub(crate) enum For {
+    /// To a store, which keeps them as they came. Large blobs pass in pieces.
+    Store,
+    /// To a reader: all items are whole frames and have their raw bytes. A blob of more than
+    /// `largest` raw bytes ends the stream with an error before any of it is held.
+    Reader { largest: u64 },
 }
 
 enum Current {
@@ -221,6 +252,7 @@ enum Current {
 /// client.
 pub(crate) struct Verifier {
     parser: Parser,
+    purpose: For,
     /// A frame in another codec ends the stream with an error.
     codecs: Codecs,
     /// A large document that begins when its permit is granted.
@@ -229,9 +261,11 @@ pub(crate) struct Verifier {
     batch: Batch,
     /// Payload bytes of the large document that is not complete yet.
     partial: u64,
-    hashing: VecDeque<(u64, JoinHandle<Result<Vec<Whole>>>)>,
+    hashing: VecDeque<(u64, JoinHandle<Outcome>)>,
     hashing_bytes: u64,
     ready: VecDeque<Whole>,
+    /// What is wrong with the frame after those that are ready.
+    fault: Option<Error>,
     /// Bytes that have arrived are handed on before more are read.
     hand_on: bool,
     begin: Option<Header>,
@@ -241,9 +275,10 @@ pub(crate) struct Verifier {
 }
 
 impl Verifier {
-    pub(crate) fn new(limits: Limits, codecs: Codecs) -> Self {
+    pub(crate) fn new(limits: Limits, codecs: Codecs, purpose: For) -> Self {
         Self {
             parser: Parser::new(limits),
+            purpose,
             codecs,
             asked: None,
             current: None,
@@ -252,6 +287,7 @@ impl Verifier {
             hashing: VecDeque::new(),
             hashing_bytes: 0,
             ready: VecDeque::new(),
+            fault: None,
             hand_on: false,
             begin: None,
             ended: None,
@@ -269,10 +305,13 @@ impl Verifier {
             if let Some(whole) = self.ready.pop_front() {
                 return Ok(Step::Item(Incoming::Whole(whole)));
             }
+            if let Some(fault) = self.fault.take() {
+                return Err(fault);
+            }
             let flushing = self.ended.is_some() || self.hand_on;
             // What is hashed is handed on at once, while it is in the processor's cache.
             let is_hashed = self.hashing.front().is_some_and(|(_, task)| task.is_finished());
-            if is_hashed || (flushing && !self.hashing.is_empty()) || self.hashing_bytes > WINDOW {
+            if is_hashed || (flushing && !self.hashing.is_empty()) || self.is_behind() {
                 self.collect().await?;
                 continue;
             }
@@ -298,6 +337,15 @@ impl Verifier {
         self.parser.push(bytes);
     }
 
+    /// What a stream gave when a step asked for bytes.
+    fn read(&mut self, next: Option<Result<Bytes>>) {
+        match next {
+            Some(Ok(bytes)) => self.push(bytes),
+            Some(Err(error)) => self.end(Err(error)),
+            None => self.end(Ok(())),
+        }
+    }
+
     /// The stream has ended, or is broken.
     pub(crate) fn end(&mut self, result: Result<()>) {
         self.dispatch();
@@ -308,7 +356,8 @@ impl Verifier {
     pub(crate) fn grant(&mut self, permit: OwnedSemaphorePermit) {
         if let Some(header) = self.asked.take() {
             let position = self.parser.position();
-            self.current = Some(Current::Whole(Whole { header, payload: Vec::new(), checksum: 0, position, _permit: Some(permit) }));
+            self.current =
+                Some(Current::Whole(Whole { header, payload: Vec::new(), checksum: 0, position, raw: None, _permit: Some(permit) }));
         }
     }
 
@@ -341,6 +390,14 @@ impl Verifier {
         matches!(&self.current, Some(Current::Whole(_)))
     }
 
+    /// Whether hashing is so far behind that nothing more is read.
+    fn is_behind(&self) -> bool {
+        match self.purpose {
+            For::Store => self.hashing_bytes > WINDOW,
+            For::Reader { .. } => self.hashing.len() >= BATCHES,
+        }
+    }
+
     async fn advance(&mut self) -> Result<Option<Step>> {
         if self.asked.is_some() {
             return Ok(Some(Step::Large));
@@ -359,11 +416,22 @@ impl Verifier {
         Err(Error::Frame { position: self.parser.position(), digest: header.digest, source })
     }
 
+    /// Whether a frame is held in the batch.
+    fn is_held(&self, header: &Header) -> Result<bool> {
+        let For::Reader { largest: limit } = self.purpose else { return Ok(!is_large(header)) };
+        let found = header.raw_len;
+        if found > limit {
+            let source = FormatError::TooLarge { what: "a blob that is held whole, in bytes", found, limit };
+            return Err(Error::Frame { position: self.parser.position(), digest: header.digest, source });
+        }
+        Ok(true)
+    }
+
     async fn event(&mut self, event: Event) -> Result<Option<Step>> {
         match event {
             Event::Begin(header) => {
                 self.check_codec(&header)?;
-                if header.stored_len.max(header.raw_len) <= WHOLE_MAX {
+                if self.is_held(&header)? {
                     self.batch.begin(header, self.parser.position());
                     self.current = Some(Current::Small);
                     return Ok(None);
@@ -403,8 +471,7 @@ impl Verifier {
             },
             Event::Finish { checksum } => match self.current.take() {
                 Some(Current::Small) => {
-                    self.batch.finish(checksum);
-                    if self.batch.is_full() {
+                    if self.batch.finish(checksum) {
                         self.dispatch();
                     }
                     Ok(None)
@@ -440,8 +507,9 @@ impl Verifier {
             return;
         }
         self.hashing_bytes += bytes;
+        let keep = matches!(self.purpose, For::Reader { .. });
         let sink = self.sink.clone();
-        let task = tokio::task::spawn_blocking(move || batch::verify(&frames, sink.as_ref()).map(|()| frames));
+        let task = tokio::task::spawn_blocking(move || groups::verify(frames, keep, sink.as_ref()));
         self.hashing.push_back((bytes, task));
     }
 
@@ -450,14 +518,14 @@ impl Verifier {
     async fn collect(&mut self) -> Result<()> {
         let Some((bytes, task)) = self.hashing.pop_front() else { return Ok(()) };
         self.hashing_bytes -= bytes;
-        match task.await.map_err(|e| Error::Internal(e.to_string())).flatten() {
-            Ok(wholes) => self.ready.extend(wholes),
-            Err(error) => {
-                while let Some((bytes, task)) = self.hashing.pop_front() {
-                    self.hashing_bytes -= bytes;
-                    drop(task.await);
-                }
-                return Err(error);
+        let outcome = task.await.map_err(|e| Error::Internal(e.to_string()));
+        let (right, fault) = outcome.unwrap_or_else(|error| (Vec::new(), Some(error)));
+        self.ready.extend(right);
+        self.fault = fault;
+        if self.fault.is_some() {
+            while let Some((bytes, task)) = self.hashing.pop_front() {
+                self.hashing_bytes -= bytes;
+                drop(task.await);
             }
         }
         Ok(())

@@ -58,7 +58,7 @@ const BATCH: usize = 5000;
 pub fn run(args: &Args) -> Result<()> {
     let disk = args.dir.clone().unwrap_or_else(std::env::temp_dir);
     let machine = describe(&[("disk", &disk)]);
-    println!("{} × {}, {}; {:?}\n", machine.cores, machine.cpu, machine.kernel, machine.file_systems);
+    println!("{machine}\n");
     println!("| what | median | min–max |\n|---|---|---|");
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {

@@ -4,16 +4,12 @@
 use crate::common::engine::Synthetic;
 use crate::common::layout::{Group, Spec};
 use crate::common::memory::Fault;
-use crate::common::{Host, host, host_with, registry, until};
+use crate::common::{Host, host, host_with, registry, tokens, until};
 use pfr_agent::engines::Answers as _;
 use pfr_schema::agent::{Push, SaveState, SnapshotRequest};
 use pfr_schema::engine::{Automatic, Dropped, Fill, Find, Match, Matched, Save, Saving, Tier, ToAgent, Verb};
 use pfr_schema::{Digest, ErrorCode};
 use std::time::Duration;
-
-fn tokens(count: u32) -> Vec<u32> {
-    (0..count).map(|i| i * 7 + 3).collect()
-}
 
 /// Full attention in pages of 4 tokens.
 fn attention(name: &str, verbs: &[Verb]) -> Spec {

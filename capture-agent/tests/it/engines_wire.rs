@@ -3,7 +3,7 @@
 use crate::common::client::{Client, memfd, memfd_of};
 use crate::common::engine::{Core, Synthetic};
 use crate::common::layout::Spec;
-use crate::common::{Host, host, host_with, until};
+use crate::common::{Host, host, host_with, tokens, until};
 use pfr_agent::{Agent, Error};
 use pfr_schema::agent::{EngineState, Push, SnapshotRequest};
 use pfr_schema::engine::{MAX_MESSAGE, MatchKeys, Registered, binary, packed};
@@ -31,10 +31,6 @@ async fn serve(host: Host) -> Server {
     task.spawn(async move { agent.engines().serve(agent.clone(), &path).await.unwrap() });
     until("the socket is there", || socket.exists()).await;
     Server { host, socket, _task: task }
-}
-
-fn tokens(count: u32) -> Vec<u32> {
-    (0..count).map(|i| i * 7 + 3).collect()
 }
 
 fn request() -> SnapshotRequest {

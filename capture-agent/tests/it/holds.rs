@@ -3,15 +3,11 @@
 use crate::common::engine::Synthetic;
 use crate::common::layout::Spec;
 use crate::common::memory::{Event, Fault};
-use crate::common::{Host, host, host_with, registry, until};
+use crate::common::{Host, host, host_with, registry, tokens, until};
 use pfr_agent::engines::Answers as _;
 use pfr_schema::agent::{Push, PushState, SaveInfo, SaveState, SnapshotRequest};
 use pfr_schema::engine::{MatchKeys, Matched, Resume, Save, ToAgent, Verb};
 use pfr_schema::{Digest, ErrorCode, prefix};
-
-fn tokens(count: u32) -> Vec<u32> {
-    (0..count).map(|i| i * 7 + 3).collect()
-}
 
 fn request(sequence: Option<&str>) -> SnapshotRequest {
     let sequence = sequence.map(Into::into);

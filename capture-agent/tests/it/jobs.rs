@@ -2,7 +2,7 @@
 
 use crate::common::engine::Synthetic;
 use crate::common::layout::{Group, Spec};
-use crate::common::{Host, config, host_with, registry, until};
+use crate::common::{Host, config, host_with, registry, tokens, until};
 use pfr_agent::{Agent, Config};
 use pfr_schema::agent::{
     Job, JobRequest, JobState, Push, PushState, RestoreRequest, SnapshotRequest, Warm, WarmItem, WarmRequest, WarmState,
@@ -15,10 +15,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::sync::Semaphore;
-
-fn tokens(count: u32) -> Vec<u32> {
-    (0..count).map(|i| i * 7 + 3).collect()
-}
 
 fn asks_for_frames(seen: &Seen) -> bool {
     seen.method == "POST" && seen.path.ends_with("/frames")
@@ -35,14 +31,33 @@ fn eager(config: &mut Config, url: &str) {
     config.registry = Some(url.to_owned());
 }
 
-/// Captures and pushes a sequence of so many tokens.
-async fn pushed(host: &Host, engine: &Synthetic, count: u32, reference: &str) -> Digest {
-    let sequence = format!("s-{count}");
-    engine.add(&sequence, &tokens(count));
-    let request = SnapshotRequest { reference: reference.into(), sequence: Some(sequence), push: Push::Wait, ..SnapshotRequest::default() };
-    let report = host.agent.snapshot(&engine.spec.name, request).await.unwrap();
-    assert_eq!(report.push.unwrap().state, PushState::Done);
-    report.digest
+/// A registry, and a host with an engine whose snapshots it has.
+struct Rig {
+    url: String,
+    host: Host,
+    source: Synthetic,
+    _data: tempfile::TempDir,
+}
+
+impl Rig {
+    async fn start() -> Self {
+        let data = tempfile::tempdir().unwrap();
+        let url = registry(data.path()).await;
+        let host = host_of(&url).await;
+        let source = Synthetic::start(&host.agent, Spec::hybrid("e"));
+        Self { url, host, source, _data: data }
+    }
+
+    /// Captures and pushes a sequence of so many tokens.
+    async fn pushed(&self, count: u32, reference: &str) -> Digest {
+        let sequence = format!("s-{count}");
+        self.source.add(&sequence, &tokens(count));
+        let request =
+            SnapshotRequest { reference: reference.into(), sequence: Some(sequence), push: Push::Wait, ..SnapshotRequest::default() };
+        let report = self.host.agent.snapshot("e", request).await.unwrap();
+        assert_eq!(report.push.unwrap().state, PushState::Done);
+        report.digest
+    }
 }
 
 fn warm(references: &[&str]) -> WarmRequest {
@@ -53,10 +68,14 @@ async fn begin(host: &Host, request: WarmRequest) -> Job {
     host.agent.begin(JobRequest::Warm(request)).await.unwrap()
 }
 
+async fn ended(agent: &Agent, id: &str) -> Job {
+    tokio::time::timeout(Duration::from_secs(60), agent.jobs().wait(id)).await.expect("it ends").unwrap()
+}
+
 /// Begins a job, and waits for its end.
 async fn run(host: &Host, request: WarmRequest) -> (Job, Warm) {
     let job = begin(host, request).await;
-    let mut job = tokio::time::timeout(Duration::from_secs(60), host.agent.jobs().wait(&job.id)).await.expect("it ends").unwrap();
+    let mut job = ended(&host.agent, &job.id).await;
     let warm = job.warm.take().unwrap_or_default();
     (job, warm)
 }
@@ -71,13 +90,10 @@ async fn evictable(host: &Host) -> usize {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_snapshot_that_does_not_fit_is_refused_before_any_frame_is_asked_for() {
-    let dir = tempfile::tempdir().unwrap();
-    let url = registry(dir.path()).await;
-    let a = host_of(&url).await;
-    let source = Synthetic::start(&a.agent, Spec::hybrid("e"));
-    let digest = pushed(&a, &source, 62, "team/agent:now").await;
+    let rig = Rig::start().await;
+    let digest = rig.pushed(62, "team/agent:now").await;
 
-    let front = Front::start(&url, |_| Fate::Pass);
+    let front = Front::start(&rig.url, |_| Fate::Pass);
     let b = host_of(&front.url).await;
     let restore = async |engine: &str| {
         b.agent.restore(engine, RestoreRequest { reference: "team/agent:now".into(), ..RestoreRequest::default() }).await
@@ -100,7 +116,7 @@ async fn a_snapshot_that_does_not_fit_is_refused_before_any_frame_is_asked_for()
         (Spec::flat("dense"), ErrorCode::MissingGroup),
     ] {
         let name = spec.name.clone();
-        let theirs = source.spec.deployment["weights"].clone();
+        let theirs = rig.source.spec.deployment["weights"].clone();
         let engine = Synthetic::start(&b.agent, spec);
         let error = restore(&name).await.unwrap_err();
         assert_eq!((error.code(), engine.journal()), (code, Vec::new()), "{name}: {error}");
@@ -127,16 +143,13 @@ async fn a_snapshot_that_does_not_fit_is_refused_before_any_frame_is_asked_for()
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_warmed_is_planned_fetched_once_and_kept_for_its_time() {
-    let dir = tempfile::tempdir().unwrap();
-    let url = registry(dir.path()).await;
-    let a = host_of(&url).await;
-    let source = Synthetic::start(&a.agent, Spec::hybrid("e"));
-    let one = pushed(&a, &source, 30, "team/one:latest").await;
-    let old = pushed(&a, &source, 40, "team/two:old").await;
-    let two = pushed(&a, &source, 50, "team/two:latest").await;
-    pushed(&a, &source, 60, "other/three:latest").await;
+    let rig = Rig::start().await;
+    let one = rig.pushed(30, "team/one:latest").await;
+    let old = rig.pushed(40, "team/two:old").await;
+    let two = rig.pushed(50, "team/two:latest").await;
+    rig.pushed(60, "other/three:latest").await;
 
-    let front = Front::start(&url, |_| Fate::Pass);
+    let front = Front::start(&rig.url, |_| Fate::Pass);
     let b = host_of(&front.url).await;
     let planned = begin(&b, WarmRequest { plan_only: true, ..warm(&["team/*:latest"]) }).await;
     let plan = planned.warm.unwrap();
@@ -186,18 +199,15 @@ async fn what_is_warmed_is_planned_fetched_once_and_kept_for_its_time() {
     let engine = Synthetic::start(&b.agent, Spec::hybrid("there"));
     let local = RestoreRequest { reference: "team/two:latest".into(), local: true, ..RestoreRequest::default() };
     let restored = b.agent.restore("there", local).await.unwrap();
-    assert_eq!(engine.content(&restored.sequence.unwrap()), source.content("s-50"));
+    assert_eq!(engine.content(&restored.sequence.unwrap()), rig.source.content("s-50"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_job_keeps_to_its_size_and_names_what_it_does_not_find() {
-    let dir = tempfile::tempdir().unwrap();
-    let url = registry(dir.path()).await;
-    let a = host_of(&url).await;
-    let source = Synthetic::start(&a.agent, Spec::hybrid("e"));
-    pushed(&a, &source, 30, "team/one:latest").await;
-    pushed(&a, &source, 60, "team/two:latest").await;
-    let b = host_of(&url).await;
+    let rig = Rig::start().await;
+    rig.pushed(30, "team/one:latest").await;
+    rig.pushed(60, "team/two:latest").await;
+    let b = host_of(&rig.url).await;
     let plan = begin(&b, WarmRequest { plan_only: true, ..warm(&["team/one", "team/two"]) }).await.warm.unwrap();
     let room = plan.items[0].bytes;
     let (job, warm_of) = run(&b, WarmRequest { max_bytes: Some(room), ..warm(&["team/one", "team/two"]) }).await;
@@ -214,15 +224,12 @@ async fn a_job_keeps_to_its_size_and_names_what_it_does_not_find() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_registry_that_is_away_in_the_middle_is_waited_for() {
-    let dir = tempfile::tempdir().unwrap();
-    let url = registry(dir.path()).await;
-    let a = host_of(&url).await;
-    let source = Synthetic::start(&a.agent, Spec::hybrid("e"));
-    let digest = pushed(&a, &source, 62, "team/agent:now").await;
+    let rig = Rig::start().await;
+    let digest = rig.pushed(62, "team/agent:now").await;
     // It answers the look-up and not the frames, for longer than the client tries one request.
     let left = Arc::new(AtomicUsize::new(12));
     let away = Arc::clone(&left);
-    let front = Front::start(&url, move |seen| {
+    let front = Front::start(&rig.url, move |seen| {
         let is_struck = asks_for_frames(seen) && away.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok();
         if is_struck { Fate::Refuse(ErrorCode::Unavailable) } else { Fate::Pass }
     });
@@ -230,7 +237,7 @@ async fn a_registry_that_is_away_in_the_middle_is_waited_for() {
     let job = begin(&b, warm(&["team/agent:now"])).await;
     let note = || b.agent.jobs().get(&job.id).unwrap().note;
     until("it says what it waits for", || note().is_some_and(|note| note.contains("the next try is in"))).await;
-    let ended = tokio::time::timeout(Duration::from_secs(60), b.agent.jobs().wait(&job.id)).await.unwrap().unwrap();
+    let ended = ended(&b.agent, &job.id).await;
     assert_eq!((ended.state, ended.note, left.load(Ordering::SeqCst)), (JobState::Done, None, 0));
     assert!(b.agent.store().snapshot(&"team/agent".parse().unwrap(), &digest).await.is_ok());
     // A plan does not wait.
@@ -249,12 +256,9 @@ fn held(url: &str) -> (Front, Arc<Semaphore>) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cancelled_job_ends_and_the_same_request_does_the_rest() {
-    let dir = tempfile::tempdir().unwrap();
-    let url = registry(dir.path()).await;
-    let a = host_of(&url).await;
-    let source = Synthetic::start(&a.agent, Spec::hybrid("e"));
-    pushed(&a, &source, 30, "team/one:latest").await;
-    let (front, gate) = held(&url);
+    let rig = Rig::start().await;
+    rig.pushed(30, "team/one:latest").await;
+    let (front, gate) = held(&rig.url);
     let b = host_of(&front.url).await;
     let job = begin(&b, warm(&["team/one"])).await;
     until("it asks for frames", || front.seen().iter().any(asks_for_frames)).await;
@@ -279,20 +283,17 @@ async fn a_job_whose_caller_goes_away_at_once_ends_all_the_same() {
     }
     until("it is listed", || !host.agent.jobs().list().is_empty()).await;
     let id = host.agent.jobs().list()[0].id.clone();
-    let ended = tokio::time::timeout(Duration::from_secs(20), host.agent.jobs().wait(&id)).await.expect("it ends").unwrap();
+    let ended = ended(&host.agent, &id).await;
     assert_eq!(ended.state, JobState::Failed, "{ended:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_plan_adds_up_whatever_a_registry_says() {
-    let dir = tempfile::tempdir().unwrap();
-    let url = registry(dir.path()).await;
-    let a = host_of(&url).await;
-    let source = Synthetic::start(&a.agent, Spec::hybrid("e"));
-    pushed(&a, &source, 30, "team/one:latest").await;
-    pushed(&a, &source, 40, "team/two:latest").await;
+    let rig = Rig::start().await;
+    rig.pushed(30, "team/one:latest").await;
+    rig.pushed(40, "team/two:latest").await;
     let most = format!("\"boundary\":{}", u64::MAX);
-    let front = Front::start(&url, move |seen| {
+    let front = Front::start(&rig.url, move |seen| {
         let most = most.clone();
         match seen.method.as_str() {
             "GET" => Fate::change(move |body| String::from_utf8(body).unwrap().replace("\"boundary\":29", &most).into_bytes()),
@@ -334,14 +335,11 @@ async fn reopened(settings: &Config) -> Agent {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn after_a_restart_a_job_is_interrupted_and_the_same_request_does_only_the_rest() {
-    let dir = tempfile::tempdir().unwrap();
-    let url = registry(dir.path()).await;
-    let a = host_of(&url).await;
-    let source = Synthetic::start(&a.agent, Spec::hybrid("e"));
-    pushed(&a, &source, 30, "team/one:latest").await;
-    pushed(&a, &source, 60, "team/two:latest").await;
+    let rig = Rig::start().await;
+    rig.pushed(30, "team/one:latest").await;
+    rig.pushed(60, "team/two:latest").await;
     // The frames of the second wait.
-    let front = Front::start(&url, |seen| {
+    let front = Front::start(&rig.url, |seen| {
         match asks_for_frames(seen) && seen.path.contains("two") && seen.asked().is_some_and(|asked| asked.len() > 4) {
             true => Fate::Hold(Arc::new(Semaphore::new(0))),
             false => Fate::Pass,
@@ -362,13 +360,13 @@ async fn after_a_restart_a_job_is_interrupted_and_the_same_request_does_only_the
     agent.jobs().stop().await;
     drop(agent);
 
-    settings.registry = Some(url);
+    settings.registry = Some(rig.url.clone());
     let agent = reopened(&settings).await;
     let found = agent.jobs().get(&job.id).unwrap();
     assert_eq!(found.state, JobState::Interrupted);
     assert_eq!(item(&agent, 0).unwrap().state, WarmState::Done, "what was done is listed");
     let again = agent.begin(JobRequest::Warm(warm(&["team/one", "team/two"]))).await.unwrap();
-    let ended = tokio::time::timeout(Duration::from_secs(60), agent.jobs().wait(&again.id)).await.unwrap().unwrap();
+    let ended = ended(&agent, &again.id).await;
     let items = ended.warm.unwrap().items;
     assert_eq!(ended.state, JobState::Done);
     assert!(items[0].bytes == 0 && items[0].bytes_received == 0 && items[1].bytes_received > 0, "{items:?}");
@@ -377,13 +375,11 @@ async fn after_a_restart_a_job_is_interrupted_and_the_same_request_does_only_the
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_tag_that_this_host_has_saved_anew_is_not_moved_back() {
-    let dir = tempfile::tempdir().unwrap();
-    let url = registry(dir.path()).await;
-    let a = host_of(&url).await;
-    let source = Synthetic::start(&a.agent, Spec::hybrid("e"));
-    pushed(&a, &source, 30, "team/one:latest").await;
+    let rig = Rig::start().await;
+    rig.pushed(30, "team/one:latest").await;
     // Pushes are refused for a while, pulls are not.
-    let front = Front::start(&url, |seen| if seen.path.ends_with("/pushes") { Fate::Refuse(ErrorCode::Unavailable) } else { Fate::Pass });
+    let front =
+        Front::start(&rig.url, |seen| if seen.path.ends_with("/pushes") { Fate::Refuse(ErrorCode::Unavailable) } else { Fate::Pass });
     let b = host_of(&front.url).await;
     let engine = Synthetic::start(&b.agent, Spec::hybrid("e"));
     engine.add("s", &tokens(40));

@@ -4,7 +4,7 @@
 use crate::common::engine::Synthetic;
 use crate::common::layout::Spec;
 use crate::common::memory::{Event, Fault};
-use crate::common::{Host, host, until};
+use crate::common::{Host, host, tokens, until};
 use pfr_agent::library::{Refusal, Save, SaveState, Saver, Ticket};
 use pfr_schema::ErrorCode;
 use pfr_schema::agent::{Push, SnapshotReport, SnapshotRequest};
@@ -34,10 +34,6 @@ impl Watched {
     fn is_gone(&self) -> bool {
         self.gone.load(Ordering::SeqCst)
     }
-}
-
-fn tokens(count: u32) -> Vec<u32> {
-    (0..count).map(|i| i * 7 + 3).collect()
 }
 
 fn request() -> SnapshotRequest {

@@ -4,7 +4,7 @@
 use crate::common::engine::{Core, Synthetic};
 use crate::common::layout::Spec;
 use crate::common::memory::{Event, Fault};
-use crate::common::{Host, host_with, until};
+use crate::common::{Host, host_with, tokens, until};
 use parking_lot::Mutex;
 use pfr_agent::Error;
 use pfr_agent::library::{Destination, Load, LoadRequest, LoadState, Loader};
@@ -32,10 +32,6 @@ impl Drop for Guard {
     fn drop(&mut self) {
         *self.gone.lock() = Some(Seen { writing: self.engine.watch.is_writing(), journal: self.engine.journal() });
     }
-}
-
-fn tokens(count: u32) -> Vec<u32> {
-    (0..count).map(|i| i * 7 + 3).collect()
 }
 
 /// An agent whose copies are a few pages each, with the snapshot `now` of an engine `e`.

@@ -24,6 +24,7 @@ mod passing;
 mod pushes;
 mod reshard;
 mod restore;
+mod restore_asking;
 mod restore_forms;
 mod snapshot;
 mod snapshot_faults;

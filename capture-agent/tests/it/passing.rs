@@ -4,7 +4,7 @@
 use crate::common::engine::Synthetic;
 use crate::common::layout::{Group, Spec};
 use crate::common::memory::{Event, Fault};
-use crate::common::{Host, host_with, registry, until};
+use crate::common::{Host, host_with, registry, tokens, until};
 use parking_lot::Mutex;
 use pfr_agent::Error;
 use pfr_agent::control::Control;
@@ -29,10 +29,6 @@ const PAGE: usize = 768;
 const COST: u64 = 2 << 10;
 /// Pages that may be in flight in a small budget.
 const FEW: usize = 4;
-
-fn tokens(count: u32) -> Vec<u32> {
-    (0..count).map(|i| i * 7 + 3).collect()
-}
 
 /// Steps that an engine makes to show that it continues alike.
 const STEPS: u32 = 9;

@@ -7,7 +7,7 @@
 use crate::common::engine::Synthetic;
 use crate::common::layout::{Group, Heads, Spec, Split};
 use crate::common::memory::Fault;
-use crate::common::{Host, host, until};
+use crate::common::{Host, host, tokens, until};
 use pfr_agent::engines::Answers as _;
 use pfr_agent::memory::Span;
 use pfr_schema::agent::{Push, RestoreReport, RestoreRequest, SnapshotRequest};
@@ -134,10 +134,6 @@ fn check(engine: &Synthetic, sequence: &str) {
     for (rank, span, bytes) in cells(engine, sequence) {
         assert_eq!(engine.memories[rank].get(span), bytes, "rank {rank}, {span:?}");
     }
-}
-
-fn tokens(count: u32) -> Vec<u32> {
-    (0..count).map(|i| i * 7 + 3).collect()
 }
 
 /// An engine with a painted sequence of 62 tokens, captured under the engine's name.

@@ -4,35 +4,17 @@
 use crate::common::engine::Synthetic;
 use crate::common::layout::{Group, Spec};
 use crate::common::memory::{Event, Fault};
-use crate::common::{Host, host, until};
-use pfr_agent::engines::Answers as _;
-use pfr_schema::agent::{Push, RestoreReport, RestoreRequest, SnapshotRequest};
+use crate::common::{Host, capture, host, restore, tokens, until};
+use pfr_schema::agent::{Push, RestoreRequest, SnapshotRequest};
 use pfr_schema::checkpoint::{Checkpoint, Dtype};
-use pfr_schema::engine::{Abandon, Fill, Match, MatchKeys, Matched, Oracle, Outcome, Report, Taking, ToAgent, Verb};
+use pfr_schema::engine::{Oracle, Verb};
 use pfr_schema::frame::end_mark;
 use pfr_schema::snapshot::{Descriptor, Manifest, SnapshotConfig};
 use pfr_schema::tree::{Document, GroupKind, PageTree};
 use pfr_schema::{Digest, ErrorCode, Kind, Limits, media_type, prefix};
 use pfr_store::Pin;
 use serde_json::json;
-use std::collections::BTreeMap;
 use std::convert::Infallible;
-use std::sync::Arc;
-use std::time::Duration;
-
-fn tokens(count: u32) -> Vec<u32> {
-    (0..count).map(|i| i * 7 + 3).collect()
-}
-
-async fn capture(host: &Host, engine: &str) -> Digest {
-    let request = SnapshotRequest { reference: "team/agent:now".into(), push: Push::Never, ..SnapshotRequest::default() };
-    host.agent.snapshot(engine, request).await.unwrap().digest
-}
-
-async fn restore(host: &Host, engine: &str, tag: &str) -> pfr_agent::Result<RestoreReport> {
-    let request = RestoreRequest { reference: format!("team/agent:{tag}"), local: true, ..RestoreRequest::default() };
-    host.agent.restore(engine, request).await
-}
 
 /// A snapshot's documents, to be changed.
 struct Forged {
@@ -115,7 +97,7 @@ async fn equal_state_lies_elsewhere_and_runs_on_alike() {
         let b = Synthetic::start(&host.agent, there.clone());
         a.add_with("s", &tokens(62 + number as u32), |s| s.salt = "tenant".into());
         b.add("other", &tokens(17));
-        let digest = capture(&host, name).await;
+        let digest = capture(&host, name, "now").await;
         let report = restore(&host, &there.name, "now").await.unwrap();
         let restored = report.sequence.clone().unwrap();
         assert_eq!((report.digest, report.oracle, report.values_computed, report.values_attested), (digest, true, 2 * u64::from(world), 0));
@@ -240,7 +222,7 @@ async fn other_engines_are_refused() {
     let host = host().await;
     let engine = Synthetic::start(&host.agent, Spec::hybrid("e"));
     engine.add("s", &tokens(62));
-    capture(&host, "e").await;
+    capture(&host, "e", "now").await;
     let other = |name: &str| Spec::hybrid(name);
     let with = |name: &str, key: &str, value| {
         let mut spec = other(name);
@@ -284,7 +266,7 @@ async fn what_goes_wrong_after_blocks_were_taken_gives_them_back() {
     let host = host().await;
     let engine = Synthetic::start(&host.agent, Spec::hybrid("e"));
     engine.add("s", &tokens(62));
-    let digest = capture(&host, "e").await;
+    let digest = capture(&host, "e", "now").await;
     let (before, free) = (engine.content("s"), engine.free_blocks("main"));
     for (fault, code) in [
         (Fault::WritesLie, ErrorCode::LiveMismatch),
@@ -321,7 +303,7 @@ async fn a_damaged_store_is_found() {
     let host = host().await;
     let engine = Synthetic::start(&host.agent, Spec::flat("e"));
     engine.add("s", &tokens(62));
-    capture(&host, "e").await;
+    capture(&host, "e", "now").await;
     let free = engine.free_blocks("main");
     let packs = host.dir.path().join("store/packs");
     let largest = std::fs::read_dir(&packs).unwrap().map(|entry| entry.unwrap().path());
@@ -341,76 +323,12 @@ async fn a_damaged_store_is_found() {
 }
 
 #[tokio::test]
-async fn an_engine_that_asks_gets_the_deepest_state_that_fits() {
-    let host = host().await;
-    let engine = Synthetic::start(&host.agent, Spec::hybrid("e"));
-    engine.add("s", &tokens(62));
-    capture(&host, "e").await;
-    let mut spec = Spec::hybrid("asks").placed(9, 32);
-    spec.verbs = vec![Verb::Request];
-    let asking = Synthetic::start(&host.agent, spec);
-    let handle = host.agent.engines().get("asks").unwrap();
-    let ask = async |request: Match| {
-        let answer = host.agent.answer(&handle, 0, ToAgent::Match(request)).await.unwrap();
-        serde_json::from_value::<Matched>(answer).unwrap()
-    };
-    let request = || Match { tokens: tokens(62), ..Match::default() };
-    assert!(matches!(ask(request()).await, Matched::None { .. }));
-
-    let report = restore(&host, "asks", "now").await.unwrap();
-    assert_eq!((report.sequence, report.boundary, report.bytes_written), (None, 61, 0));
-    assert_eq!(asking.journal(), []);
-    let mut other = request();
-    other.tokens[60] += 1;
-    for (request, word) in [
-        (other, "token 60 differs"),
-        (Match { salt: "x".into(), ..request() }, "salt or adapter"),
-        (Match { adapter: Some("x".into()), ..request() }, "salt or adapter"),
-        (Match { tokens: tokens(61), ..request() }, "no token is left"),
-        (Match { tokens: tokens(40), ..request() }, "the request has 40"),
-        (Match { computed: 61, ..request() }, "already"),
-    ] {
-        let Matched::None { reason } = ask(request).await else { panic!("{word}") };
-        assert!(reason.contains(word), "{reason}");
-    }
-    let Matched::Ready { boundary, restore: name, .. } = ask(Match { tokens: tokens(90), computed: 48, ..Match::default() }).await else {
-        panic!("nothing ready")
-    };
-    assert_eq!(boundary, 61);
-
-    // The engine allocates as if the sequence were its own; the content is the first engine's.
-    asking.add("mine", &tokens(62));
-    let blocks = asking.sequence("mine").blocks;
-    let expected = engine.content("s");
-    for (group, list) in &blocks {
-        assert!(!list.is_empty(), "{group}");
-    }
-    wipe(&asking);
-    assert_ne!(asking.content("mine"), expected);
-    let fill = |blocks| ToAgent::Fill(Fill { restore: name.clone(), blocks, after: None, kept: 0, fill: None });
-    host.agent.answer(&handle, 0, fill(blocks.clone())).await.unwrap();
-    assert_eq!(asking.content("mine"), expected);
-    host.agent.answer(&handle, 0, ToAgent::Abandon(Abandon { restore: name.clone(), fill: None })).await.unwrap();
-
-    // Memory that lies: an error, and the state is not offered again.
-    asking.set(Fault::WritesLie);
-    let error = host.agent.answer(&handle, 0, fill(blocks)).await.unwrap_err();
-    assert_eq!(error.code(), ErrorCode::LiveMismatch);
-    assert!(matches!(ask(request()).await, Matched::None { .. }));
-}
-
-/// Full attention alone, in pages of 4 and of 8 tokens.
-fn attention(name: &str) -> Spec {
-    Spec::with(name, vec![Group::flat("main"), Group { block_tokens: 8, ..Group::opaque("other") }])
-}
-
-#[tokio::test]
 async fn a_snapshot_of_full_attention_comes_back_at_the_end_of_each_page() {
     let host = host().await;
-    let a = Synthetic::start(&host.agent, attention("e").ranks(2));
+    let a = Synthetic::start(&host.agent, Spec::attention("e").ranks(2));
     a.add("s", &tokens(62));
-    let digest = capture(&host, "e").await;
-    let mut spec = attention("there").ranks(2).placed(7, 64);
+    let digest = capture(&host, "e", "now").await;
+    let mut spec = Spec::attention("there").ranks(2).placed(7, 64);
     spec.groups.iter_mut().for_each(|group| group.blocks = 200);
     let b = Synthetic::start(&host.agent, spec);
     let restore_at = async |engine: &str, position| {
@@ -440,255 +358,10 @@ async fn a_snapshot_of_full_attention_comes_back_at_the_end_of_each_page() {
 
     let c = Synthetic::start(&host.agent, Spec::hybrid("hybrid"));
     c.add("s", &tokens(62));
-    capture(&host, "hybrid").await;
+    capture(&host, "hybrid", "now").await;
     let error = restore_at("hybrid", 32).await.unwrap_err();
     assert_eq!(error.code(), ErrorCode::BoundaryMismatch, "{error}");
     assert_eq!(error.to_string(), "a resume begins at token position 61, the end of the snapshot, not at 32");
-}
-
-#[tokio::test]
-async fn a_request_takes_the_pages_before_the_token_in_which_it_differs() {
-    let host = host().await;
-    let source = Synthetic::start(&host.agent, attention("e"));
-    source.add("s", &tokens(62));
-    let digest = capture(&host, "e").await;
-    let mut spec = attention("asks").placed(9, 32);
-    spec.verbs = vec![Verb::Request];
-    let engine = Synthetic::start(&host.agent, spec);
-    restore(&host, "asks", "now").await.unwrap();
-    let told = engine.told.lock().last().cloned().unwrap();
-    assert_eq!((told.boundaries, told.shortest), (vec![61], Some(8)));
-    let handle = host.agent.engines().get("asks").unwrap();
-    let call = async |call| host.agent.answer(&handle, 0, call).await;
-    let ask = async |request| serde_json::from_value::<Matched>(call(request).await.unwrap()).unwrap();
-    let keys = |tokens: &[u32]| {
-        let fingerprint = prefix::fingerprint(&engine.spec.deployment);
-        let mut keys = prefix::rungs(&fingerprint, "", None, tokens);
-        keys.retain(|(at, _)| *at < 61);
-        keys.extend((tokens.len() > 61).then(|| (61, prefix::key(&fingerprint, "", None, &tokens[..61]))));
-        ToAgent::MatchKeys(MatchKeys { tokens: tokens.len() as u64, keys, ..MatchKeys::default() })
-    };
-
-    let mut other = tokens(90);
-    other[45] += 1;
-    assert_eq!(ask(keys(&other)).await, Matched::Tokens { of: None });
-    let request = |tokens: &[u32], computed| ToAgent::Match(Match { tokens: tokens.to_vec(), computed, ..Match::default() });
-    let matched = ask(request(&other, 0)).await;
-    let Matched::Ready { boundary: 40, restore: name, digest: found, partly: true, tier: None } = matched else { panic!("{matched:?}") };
-    assert_eq!(found, digest);
-    // A shorter request, one that ends where the state does, one that has all of it, one that has
-    // none.
-    for (tokens, boundary) in [(tokens(30), 24), (tokens(61), 56), (tokens(62), 61)] {
-        let matched = ask(request(&tokens, 0)).await;
-        assert!(matches!(matched, Matched::Ready { boundary: at, partly, .. } if at == boundary && partly == (at < 61)), "{matched:?}");
-    }
-    assert!(matches!(ask(request(&tokens(8), 0)).await, Matched::None { .. }));
-    assert!(matches!(ask(request(&other, 40)).await, Matched::None { .. }));
-    let of_another = Match { tokens: other.clone(), of: Some(Digest::sha256(b"x")), ..Match::default() };
-    assert!(matches!(ask(ToAgent::Match(of_another)).await, Matched::None { .. }));
-
-    // The state that the engine would compute itself.
-    engine.add("mine", &other[..41]);
-    let (blocks, expected) = (engine.sequence("mine").blocks, engine.content("mine"));
-    let fill = |restore: &str, blocks: &BTreeMap<String, Vec<u32>>, kept| {
-        ToAgent::Fill(Fill { restore: restore.into(), blocks: blocks.clone(), after: None, kept, fill: None })
-    };
-    wipe(&engine);
-    let filled = call(fill(&name, &blocks, 0)).await.unwrap();
-    assert_eq!(filled, json!({}), "no logits were recorded there");
-    assert_eq!(engine.content("mine"), expected);
-    call(fill(&name, &blocks, 16)).await.unwrap();
-    wipe(&engine);
-    assert_eq!(call(fill(&name, &blocks, 16)).await.unwrap_err().code(), ErrorCode::KeptDiffers);
-    let outcomes = vec![Outcome { restore: Some(name.clone()), what: Taking::Taken, count: 3 }];
-    call(ToAgent::Report(Report { outcomes })).await.unwrap();
-    assert_eq!(host.agent.staged().info("asks").0[0].outcomes[&Taking::Taken], 3);
-    // A position that no match named.
-    let forged = name.replace("@40", "@44");
-    assert_eq!(call(fill(&forged, &blocks, 0)).await.unwrap_err().code(), ErrorCode::BoundaryMismatch);
-}
-
-/// An engine that asks, with a captured snapshot of 61 tokens ready for it: its state is the
-/// content of the other engine.
-struct Asking {
-    host: Host,
-    source: Synthetic,
-    engine: Synthetic,
-    restore: String,
-}
-
-impl Asking {
-    async fn start() -> Self {
-        let host = host().await;
-        let source = Synthetic::start(&host.agent, Spec::hybrid("e"));
-        source.add("s", &tokens(62));
-        capture(&host, "e").await;
-        let mut spec = Spec::hybrid("asks").placed(9, 32);
-        spec.verbs = vec![Verb::Request];
-        let engine = Synthetic::start(&host.agent, spec);
-        restore(&host, "asks", "now").await.unwrap();
-        let mut asking = Self { host, source, engine, restore: String::new() };
-        let matched = asking.ask(asking.keys(&tokens(90))).await;
-        let Matched::Ready { boundary: 61, restore, .. } = matched else { panic!("{matched:?}") };
-        asking.restore = restore;
-        asking
-    }
-
-    async fn call(&self, call: ToAgent) -> Result<serde_json::Value, pfr_agent::Error> {
-        let handle = self.host.agent.engines().get("asks").unwrap();
-        self.host.agent.answer(&handle, 0, call).await
-    }
-
-    async fn ask(&self, call: ToAgent) -> Matched {
-        serde_json::from_value(self.call(call).await.unwrap()).unwrap()
-    }
-
-    /// The question of a request, by the keys at the lengths that the engine was told.
-    fn keys(&self, tokens: &[u32]) -> ToAgent {
-        let boundaries = self.engine.told.lock().last().map_or(vec![], |states| states.boundaries.clone());
-        let fingerprint = pfr_schema::prefix::fingerprint(&self.engine.spec.deployment);
-        let lengths = boundaries.into_iter().filter(|at| (*at as usize) < tokens.len());
-        let keys = lengths.map(|at| (at, pfr_schema::prefix::key(&fingerprint, "", None, &tokens[..at as usize]))).collect();
-        ToAgent::MatchKeys(MatchKeys { tokens: tokens.len() as u64, keys, ..MatchKeys::default() })
-    }
-
-    fn fill(&self, blocks: &BTreeMap<String, Vec<u32>>, kept: u64, fill: &str) -> ToAgent {
-        ToAgent::Fill(Fill { restore: self.restore.clone(), blocks: blocks.clone(), after: None, kept, fill: Some(fill.into()) })
-    }
-}
-
-#[tokio::test]
-async fn an_engine_knows_what_lies_ready_when_the_restore_returns_and_asks_with_keys() {
-    let asking = Asking::start().await;
-    let told = asking.engine.told.lock().clone();
-    assert_eq!(told.last().map(|states| (states.boundaries.clone(), states.expected)), Some((vec![61], false)));
-    assert!(told.windows(2).all(|two| two[0].version <= two[1].version), "{told:?}");
-    let mut other = tokens(90);
-    other[60] += 1;
-    let Matched::None { reason } = asking.ask(asking.keys(&other)).await else { panic!("another token") };
-    assert!(reason.contains("does not hold"), "{reason}");
-    // Asked before the engine knew.
-    let early = ToAgent::MatchKeys(MatchKeys { tokens: 90, ..MatchKeys::default() });
-    assert_eq!(asking.ask(early).await, Matched::Later {});
-    let twice = (16, pfr_schema::Digest::sha256(b"x"));
-    let senseless = ToAgent::MatchKeys(MatchKeys { tokens: 90, keys: vec![twice, twice], ..MatchKeys::default() });
-    assert_eq!(asking.call(senseless).await.unwrap_err().code(), ErrorCode::InvalidRequest);
-
-    // States that are not taken are reported and kept.
-    let outcome = |restore: Option<&str>, what| Outcome { restore: restore.map(Into::into), what, count: 2 };
-    let outcomes = vec![outcome(Some(&asking.restore), Taking::FillLate), outcome(None, Taking::AgentSilent)];
-    asking.call(ToAgent::Report(Report { outcomes })).await.unwrap();
-    let (staged, unmatched) = asking.host.agent.staged().info("asks");
-    assert_eq!((staged[0].boundary, staged[0].ready, staged[0].outcomes[&Taking::FillLate]), (61, true, 2));
-    assert_eq!(unmatched[&Taking::AgentSilent], 2);
-
-    // A state whose first step has other logits is not offered again.
-    let report = async |what| asking.call(ToAgent::Report(Report { outcomes: vec![outcome(Some(&asking.restore), what)] })).await.unwrap();
-    report(Taking::LogitsEqual).await;
-    assert_eq!(asking.host.agent.staged().info("asks").0[0].outcomes[&Taking::LogitsEqual], 2);
-    report(Taking::LogitsDiffer).await;
-    assert_eq!(asking.host.agent.staged().info("asks").0.len(), 0);
-}
-
-#[tokio::test]
-async fn blocks_that_the_engine_has_are_compared_and_not_written() {
-    let asking = Asking::start().await;
-    let engine = &asking.engine;
-    engine.add("mine", &tokens(62));
-    let blocks = engine.sequence("mine").blocks;
-    let restores = || asking.host.agent.engines().list().into_iter().find(|info| info.engine == "asks").unwrap().restores;
-    assert_eq!(restores(), 0, "ready is not taken");
-    engine.forget_journal();
-    let filled = asking.call(asking.fill(&blocks, 32, "a-1")).await.unwrap();
-    assert_eq!(filled["oracle"]["boundary"], 61, "the logits of the first step go with it: {filled}");
-    assert_eq!(engine.content("mine"), asking.source.content("s"));
-    assert_eq!(restores(), 1);
-    let written = |journal: Vec<Event>| journal.iter().map(|event| if let Event::Write(pages) = event { *pages } else { 0 }).sum::<usize>();
-    let part = written(engine.journal());
-    engine.forget_journal();
-    asking.call(asking.fill(&blocks, 0, "a-2")).await.unwrap();
-    let all = written(engine.journal());
-    assert!(0 < part && part < all, "{part} of {all} pages written");
-
-    // A page that the engine computed differently: it is not written, and the state stays ready.
-    wipe(engine);
-    let before = engine.content("mine");
-    let error = asking.call(asking.fill(&blocks, 32, "a-3")).await.unwrap_err();
-    assert!(matches!(error, pfr_agent::Error::Kept { .. }), "{error}");
-    assert_eq!(error.code(), ErrorCode::KeptDiffers);
-    let (name, first) = &before[0];
-    let after = engine.content("mine");
-    let kept = after.iter().filter(|(_, bytes)| bytes.iter().all(|byte| *byte == 0xee)).count();
-    assert!(kept > 0, "the engine's own pages are as they were, {name} had {} bytes", first.len());
-    assert!(matches!(asking.ask(asking.keys(&tokens(90))).await, Matched::Ready { .. }));
-    asking.call(asking.fill(&blocks, 0, "a-4")).await.unwrap();
-    assert_eq!(engine.content("mine"), asking.source.content("s"));
-    // As many tokens as the state has: there is nothing to fill.
-    assert_eq!(asking.call(asking.fill(&blocks, 61, "a-5")).await.unwrap_err().code(), ErrorCode::InvalidRequest);
-}
-
-#[tokio::test]
-async fn an_engine_gets_its_blocks_back_when_no_late_write_can_come() {
-    let asking = Arc::new(Asking::start().await);
-    let engine = &asking.engine;
-    engine.add("mine", &tokens(62));
-    let blocks = engine.sequence("mine").blocks;
-    engine.watch.hold_writes();
-    let filling = tokio::spawn({
-        let (asking, call) = (Arc::clone(&asking), asking.fill(&blocks, 0, "a-1"));
-        async move { asking.call(call).await }
-    });
-    until("it writes", || engine.watch.is_writing()).await;
-    let abandon = |fill: &str| ToAgent::Abandon(Abandon { restore: asking.restore.clone(), fill: Some(fill.into()) });
-    let giving_up = tokio::spawn({
-        let (asking, call) = (Arc::clone(&asking), abandon("a-1"));
-        async move { asking.call(call).await }
-    });
-    // Its gate is closed, and it still waits.
-    for _ in 0..100 {
-        tokio::task::yield_now().await;
-    }
-    assert!(!giving_up.is_finished(), "a write is in flight");
-    engine.watch.release_writes();
-    giving_up.await.unwrap().unwrap();
-    assert!(!engine.watch.is_writing());
-    // All of it was one copy, so it may have ended well.
-    drop(filling.await.unwrap());
-
-    // Given up before it came: the call may lie in the socket of another rank.
-    asking.call(abandon("a-2")).await.unwrap();
-    engine.forget_journal();
-    let error = asking.call(asking.fill(&blocks, 0, "a-2")).await.unwrap_err();
-    assert!(error.to_string().contains("gave up"), "{error}");
-    assert_eq!(engine.journal(), []);
-}
-
-#[tokio::test]
-async fn an_agent_that_stops_waits_for_copies_and_begins_no_other() {
-    let asking = Arc::new(Asking::start().await);
-    let engine = &asking.engine;
-    engine.add("mine", &tokens(62));
-    let blocks = engine.sequence("mine").blocks;
-    engine.watch.hold_writes();
-    let filling = tokio::spawn({
-        let (asking, call) = (Arc::clone(&asking), asking.fill(&blocks, 0, "a-1"));
-        async move { asking.call(call).await }
-    });
-    until("it writes", || engine.watch.is_writing()).await;
-    let engines = asking.host.agent.engines().clone();
-    assert!(!engines.settle(Duration::from_millis(20)).await, "a write is in flight");
-    // Neither a fill begins, nor a restore into an engine that takes sequences.
-    let error = asking.call(asking.fill(&blocks, 0, "a-2")).await.unwrap_err();
-    assert!(matches!(error, pfr_agent::Error::Ended), "{error}");
-    let error = restore(&asking.host, "e", "now").await.unwrap_err();
-    assert!(matches!(error, pfr_agent::Error::Ended), "{error}");
-    until("its blocks are back", || asking.source.waiting().is_empty()).await;
-    let settling = tokio::spawn(async move { engines.settle(Duration::from_secs(20)).await });
-    engine.watch.release_writes();
-    assert!(settling.await.unwrap(), "the write has ended");
-    assert!(!engine.watch.is_writing());
-    drop(filling.await.unwrap());
-    assert_eq!(asking.host.agent.staged().info("asks").0.len(), 1, "nothing is said against the state");
 }
 
 #[tokio::test]
@@ -696,7 +369,7 @@ async fn blocks_are_not_given_back_under_a_copy() {
     let host = host().await;
     let engine = Synthetic::start(&host.agent, Spec::hybrid("e"));
     engine.add("s", &tokens(62));
-    capture(&host, "e").await;
+    capture(&host, "e", "now").await;
     engine.forget_journal();
     engine.watch.hold_writes();
     let agent = host.agent.clone();
@@ -714,116 +387,4 @@ async fn blocks_are_not_given_back_under_a_copy() {
     until("the blocks are back", || engine.waiting().is_empty()).await;
     assert!(engine.journal().contains(&Event::Call("discard")), "{:?}", engine.journal());
     restore(&host, "e", "now").await.unwrap();
-}
-
-/// An engine that asks.
-fn asking(host: &Host, name: &str, weights: &str) -> Synthetic {
-    let mut spec = Spec::flat(name);
-    spec.verbs = vec![Verb::Request];
-    spec.deployment.insert("weights".into(), json!(weights));
-    Synthetic::start(&host.agent, spec)
-}
-
-/// A host with a snapshot of 29 tokens.
-async fn with_snapshot() -> Host {
-    let host = host().await;
-    let source = Synthetic::start(&host.agent, Spec::flat("e"));
-    source.add("s", &tokens(30));
-    capture(&host, "e").await;
-    host
-}
-
-#[tokio::test]
-async fn the_oldest_of_more_than_64_ready_snapshots_goes_and_a_newer_restore_replaces_an_older_one() {
-    let host = with_snapshot().await;
-    let name = |number: usize| format!("asks-{number}");
-    let mut engines: Vec<Synthetic> = (0..66).map(|number| asking(&host, &name(number), "sha256:w")).collect();
-    let ready = |number: usize| host.agent.staged().info(&name(number)).0;
-    let stage = async |number: usize| restore(&host, &name(number), "now").await.unwrap();
-    for number in 0..64 {
-        stage(number).await;
-    }
-    let first = ready(0)[0].restore.clone();
-    let report = stage(0).await;
-    let again = ready(0);
-    assert!(again.len() == 1 && again[0].ready && again[0].digest == report.digest && again[0].restore != first, "{again:?}");
-    // The older one has no name any more.
-    let handle = host.agent.engines().get(&name(0)).unwrap();
-    let fill = ToAgent::Fill(Fill { restore: first, blocks: BTreeMap::new(), after: None, kept: 0, fill: None });
-    assert_eq!(host.agent.answer(&handle, 0, fill).await.unwrap_err().code(), ErrorCode::InvalidRequest);
-
-    // Now that of engine 1 is the oldest.
-    stage(64).await;
-    assert_eq!((0..65).filter(|number| ready(*number).is_empty()).collect::<Vec<_>>(), [1]);
-    let told = |engine: &Synthetic| engine.told.lock().last().map(|states| states.boundaries.clone());
-    until("the engine that lost it is told", || told(&engines[1]) == Some(vec![])).await;
-    assert_eq!(told(&engines[64]), Some(vec![29]));
-    // A snapshot that lay ready for an engine that left goes first.
-    engines[5].leave();
-    stage(65).await;
-    assert_eq!((0..66).filter(|number| ready(*number).is_empty()).collect::<Vec<_>>(), [1, 5]);
-}
-
-#[tokio::test]
-async fn an_engine_that_comes_back_finds_what_lay_ready_and_another_one_of_its_name_cannot_use_it() {
-    let host = with_snapshot().await;
-    let request = || ToAgent::Match(Match { tokens: tokens(40), ..Match::default() });
-    let ask = async || {
-        let handle = host.agent.engines().get("asks").unwrap();
-        serde_json::from_value::<Matched>(host.agent.answer(&handle, 0, request()).await.unwrap()).unwrap()
-    };
-    let mut engine = asking(&host, "asks", "sha256:w");
-    restore(&host, "asks", "now").await.unwrap();
-    engine.leave();
-    let engine = asking(&host, "asks", "sha256:w");
-    assert!(matches!(ask().await, Matched::Ready { boundary: 29, .. }));
-    drop(engine);
-
-    let other = asking(&host, "asks", "sha256:other");
-    let Matched::Ready { restore: name, .. } = ask().await else { panic!("tokens alone do not tell the weights") };
-    other.add("mine", &tokens(30));
-    other.forget_journal();
-    let fill = Fill { restore: name, blocks: other.sequence("mine").blocks, after: None, kept: 0, fill: None };
-    let handle = host.agent.engines().get("asks").unwrap();
-    let error = host.agent.answer(&handle, 0, ToAgent::Fill(fill)).await.unwrap_err();
-    assert_eq!(error.code(), ErrorCode::FingerprintMismatch, "{error}");
-    assert_eq!(other.journal(), [], "its memory was touched");
-    assert!(matches!(ask().await, Matched::None { .. }), "it is offered again");
-}
-
-#[tokio::test]
-async fn who_asks_while_a_snapshot_is_pulled_is_told_to_ask_again() {
-    let host = host().await;
-    let mut spec = Spec::hybrid("asks");
-    spec.verbs = vec![Verb::Request];
-    let _asking = Synthetic::start(&host.agent, spec.clone());
-    spec.name = "other".into();
-    let _other = Synthetic::start(&host.agent, spec);
-    let ask = async |engine: &str| {
-        let handle = host.agent.engines().get(engine).unwrap();
-        let call = ToAgent::Match(Match { tokens: tokens(62), ..Match::default() });
-        serde_json::from_value::<Matched>(host.agent.answer(&handle, 0, call).await.unwrap()).unwrap()
-    };
-    // A registry that takes connections and never answers.
-    let silent = tokio::net::TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
-    let reference = format!("http://{}/team/agent:now", silent.local_addr().unwrap());
-    let agent = host.agent.clone();
-    let pulling =
-        tokio::spawn(async move { agent.restore("asks", RestoreRequest { reference, local: false, ..RestoreRequest::default() }).await });
-    let _asked = silent.accept().await.unwrap();
-    assert_eq!(ask("asks").await, Matched::Later {});
-    assert!(matches!(ask("other").await, Matched::None { .. }));
-    pulling.abort();
-    assert!(pulling.await.unwrap_err().is_cancelled());
-    assert!(matches!(ask("asks").await, Matched::None { .. }));
-    // Neither does a failure leave it waiting.
-    restore(&host, "asks", "nothing").await.unwrap_err();
-    assert!(matches!(ask("asks").await, Matched::None { .. }));
-}
-
-fn wipe(engine: &Synthetic) {
-    for memory in &engine.memories {
-        let size = pfr_agent::memory::PageMemory::size(&**memory);
-        memory.put(0, vec![0xee; size as usize]);
-    }
 }

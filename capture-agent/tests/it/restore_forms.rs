@@ -4,9 +4,9 @@
 use crate::common::engine::Synthetic;
 use crate::common::layout::{Group, Spec};
 use crate::common::memory::Fault;
-use crate::common::{Host, host, until};
+use crate::common::{Host, capture, host, restore, tokens, until};
 use pfr_agent::engines::Answers as _;
-use pfr_schema::agent::{Converted, Push, RestoreReport, RestoreRequest, SnapshotRequest};
+use pfr_schema::agent::Converted;
 use pfr_schema::checkpoint::{Checkpoint, Dtype, Form, Layout, value_hash};
 use pfr_schema::engine::{Fill, Match, Matched, ToAgent, Verb};
 use pfr_schema::{Digest, ErrorCode, Limits, media_type};
@@ -76,7 +76,7 @@ fn held(values: &[f32], form: &Form, between: u8) -> Vec<u8> {
 
 /// Adds a sequence whose states have these bytes.
 fn add(engine: &Synthetic, name: &str, bytes: impl Fn(usize) -> Vec<u8>) {
-    engine.add(name, &tokens());
+    engine.add(name, &tokens(11));
     for (number, state) in STATES.into_iter().enumerate() {
         engine.memories[0].put(engine.state_span(name, state).offset, bytes(number));
     }
@@ -84,20 +84,6 @@ fn add(engine: &Synthetic, name: &str, bytes: impl Fn(usize) -> Vec<u8>) {
 
 fn live(engine: &Synthetic, sequence: &str, state: &str) -> Vec<u8> {
     engine.memories[0].get(engine.state_span(sequence, state))
-}
-
-fn tokens() -> Vec<u32> {
-    (0..11).map(|i| i * 7 + 3).collect()
-}
-
-async fn capture(host: &Host, engine: &str, tag: &str) -> Digest {
-    let reference = format!("team/agent:{tag}");
-    let request = SnapshotRequest { reference, push: Push::Never, ..SnapshotRequest::default() };
-    host.agent.snapshot(engine, request).await.unwrap().digest
-}
-
-async fn restore(host: &Host, engine: &str, tag: &str) -> pfr_agent::Result<RestoreReport> {
-    host.agent.restore(engine, RestoreRequest { reference: format!("team/agent:{tag}"), local: true, ..RestoreRequest::default() }).await
 }
 
 async fn checkpoint(host: &Host, digest: &Digest) -> Checkpoint {
@@ -235,11 +221,11 @@ async fn an_engine_that_asks_gets_the_state_in_its_own_form() {
     let mut asks = spec("asks", form.clone());
     asks.verbs = vec![Verb::Request];
     let asking = Synthetic::start(&host.agent, asks);
-    asking.add("mine", &tokens());
+    asking.add("mine", &tokens(11));
     let report = restore(&host, "asks", "now").await.unwrap();
     assert_eq!(report.converted.iter().map(|c| (c.state.as_str(), &c.to)).collect::<Vec<_>>(), STATES.map(|state| (state, &form)));
     let handle = host.agent.engines().get("asks").unwrap();
-    let request = Match { tokens: tokens(), ..Match::default() };
+    let request = Match { tokens: tokens(11), ..Match::default() };
     let answer = host.agent.answer(&handle, 0, ToAgent::Match(request)).await.unwrap();
     let Matched::Ready { restore, .. } = serde_json::from_value(answer).unwrap() else { panic!("nothing is ready") };
     let fill = Fill { restore, blocks: asking.sequence("mine").blocks, after: None, kept: 0, fill: None };

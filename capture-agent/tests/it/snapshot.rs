@@ -3,7 +3,7 @@
 use crate::common::engine::Synthetic;
 use crate::common::layout::{Group, Spec};
 use crate::common::memory::Event;
-use crate::common::{Host, host, host_with};
+use crate::common::{Host, host, host_with, tokens};
 use pfr_agent::Error;
 use pfr_schema::agent::{Push, SnapshotReport, SnapshotRequest};
 use pfr_schema::checkpoint::Checkpoint;
@@ -14,10 +14,6 @@ use pfr_schema::snapshot::{Exactness, Manifest, SnapshotConfig};
 use pfr_schema::tree::PageTree;
 use pfr_schema::{Digest, Limits, media_type};
 use pfr_store::Pin;
-
-fn tokens(count: u32) -> Vec<u32> {
-    (0..count).map(|i| i * 7 + 3).collect()
-}
 
 fn request(reference: &str) -> SnapshotRequest {
     SnapshotRequest { reference: reference.into(), push: Push::Never, ..SnapshotRequest::default() }

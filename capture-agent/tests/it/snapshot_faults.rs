@@ -4,7 +4,7 @@
 use crate::common::engine::Synthetic;
 use crate::common::layout::Spec;
 use crate::common::memory::{Event, Fault};
-use crate::common::{Host, host, host_with, until};
+use crate::common::{Host, host, host_with, tokens, until};
 use bytes::Bytes;
 use pfr_agent::Error;
 use pfr_agent::engines::Link;
@@ -15,10 +15,6 @@ use pfr_schema::{Algorithm, Digest, ErrorCode};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;
-
-fn tokens(count: u32) -> Vec<u32> {
-    (0..count).map(|i| i * 7 + 3).collect()
-}
 
 fn request() -> SnapshotRequest {
     SnapshotRequest { reference: "team/agent:now".into(), push: Push::Never, ..SnapshotRequest::default() }

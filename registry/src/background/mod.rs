@@ -16,7 +16,7 @@ use pfr_store::{Domains, GcPart, PrefixIndexTask, Schedule, ScrubOptions, Store,
 use retention::RetentionTask;
 use std::sync::Arc;
 use std::time::Duration;
-use tasks::{AuditRetentionTask, CollectionTask, DomainRemovalTask, EventRetentionTask, ScrubTask};
+use tasks::{CollectionTask, DomainRemovalTask, Log, LogRetentionTask, ScrubTask};
 use tokio::sync::Semaphore;
 
 /// Time between two searches for snapshots that are not in the prefix index yet. Each is one small
@@ -67,24 +67,18 @@ pub(crate) fn schedule(
         options: ScrubOptions { full: false, bytes_per_second: Some(config.scrub_bytes_per_second).filter(|rate| *rate > 0) },
         place: Arc::clone(&limits.scrubs),
     });
+    let log = |log, days: u64, rows| -> Arc<dyn Task> {
+        let kept = Duration::from_secs(days.saturating_mul(86_400));
+        Arc::new(LogRetentionTask { store: store.clone(), log, interval: LOG_RETENTION, kept, rows })
+    };
     let mut tasks = vec![
         collection("collection", GcPart::Collection),
         collection("journal-summary", GcPart::JournalSummary),
         collection("merging", GcPart::Merging),
         collection("compaction", GcPart::Compaction),
         Arc::new(RetentionTask { retention: retention.clone(), interval: Duration::from_secs(config.retention_interval_seconds) }),
-        Arc::new(AuditRetentionTask {
-            store: store.clone(),
-            interval: LOG_RETENTION,
-            kept: Duration::from_secs(config.audit_days.saturating_mul(86_400)),
-            rows: config.audit_rows,
-        }),
-        Arc::new(EventRetentionTask {
-            store: store.clone(),
-            interval: LOG_RETENTION,
-            kept: Duration::from_secs(config.event_days.saturating_mul(86_400)),
-            rows: config.event_rows,
-        }),
+        log(Log::Audit, config.audit_days, config.audit_rows),
+        log(Log::Events, config.event_days, config.event_rows),
         Arc::new(PrefixIndexTask { store: store.clone(), interval: PREFIX_INDEX }),
         scrub,
     ];

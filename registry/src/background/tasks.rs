@@ -68,21 +68,32 @@ impl Task for DomainRemovalTask {
     }
 }
 
-/// Deletes records of the audit log that are too old or too many.
-pub(super) struct AuditRetentionTask {
+/// Something whose oldest rows are deleted.
+#[derive(Clone, Copy)]
+pub(super) enum Log {
+    Audit,
+    Events,
+}
+
+/// Deletes records of the audit log, or events, that are too old or too many.
+pub(super) struct LogRetentionTask {
     pub(super) store: Store,
+    pub(super) log: Log,
     pub(super) interval: Duration,
     pub(super) kept: Duration,
     pub(super) rows: u64,
 }
 
-/// Records deleted in one transaction.
+/// Rows deleted in one transaction.
 const TRIMMED: usize = 5000;
 
 #[async_trait]
-impl Task for AuditRetentionTask {
+impl Task for LogRetentionTask {
     fn name(&self) -> &'static str {
-        "audit-retention"
+        match self.log {
+            Log::Audit => "audit-retention",
+            Log::Events => "event-retention",
+        }
     }
 
     fn interval(&self) -> Duration {
@@ -90,40 +101,19 @@ impl Task for AuditRetentionTask {
     }
 
     async fn run(&self, budget: &Budget) -> Result<RunEnd> {
-        while self.store.metadata().trim_audit_log(self.kept, self.rows, TRIMMED).await? > 0 {
+        let metadata = self.store.metadata();
+        loop {
+            let trimmed = match self.log {
+                Log::Audit => metadata.trim_audit_log(self.kept, self.rows, TRIMMED).await?,
+                Log::Events => metadata.trim_events(self.kept, self.rows, TRIMMED).await?,
+            };
+            if trimmed == 0 {
+                return Ok(RunEnd::Finished);
+            }
             if budget.is_used_up() {
                 return Ok(RunEnd::Stopped);
             }
         }
-        Ok(RunEnd::Finished)
-    }
-}
-
-/// Deletes events that are too old or too many.
-pub(super) struct EventRetentionTask {
-    pub(super) store: Store,
-    pub(super) interval: Duration,
-    pub(super) kept: Duration,
-    pub(super) rows: u64,
-}
-
-#[async_trait]
-impl Task for EventRetentionTask {
-    fn name(&self) -> &'static str {
-        "event-retention"
-    }
-
-    fn interval(&self) -> Duration {
-        self.interval
-    }
-
-    async fn run(&self, budget: &Budget) -> Result<RunEnd> {
-        while self.store.metadata().trim_events(self.kept, self.rows, TRIMMED).await? > 0 {
-            if budget.is_used_up() {
-                return Ok(RunEnd::Stopped);
-            }
-        }
-        Ok(RunEnd::Finished)
     }
 }
 

@@ -8,13 +8,11 @@
 //!
 //! The first byte tells it from JSON, which begins with `{`. The answer is JSON.
 
-use super::MatchKeys;
+use super::ask::{MAX_KEYS, MatchKeys};
 use crate::digest::{Algorithm, Digest};
 
 /// First byte of a message in this form.
 pub const MATCH_KEYS: u8 = 1;
-/// Keys of one call.
-pub const MAX_KEYS: usize = 1 << 16;
 /// Bytes of a salt or an adapter's name.
 pub const MAX_TEXT: usize = 1 << 20;
 

@@ -1,7 +1,7 @@
 //! Captures without a pause: the engine holds the blocks of a sequence while it runs. Its requests
 //! ask for saves, and for snapshots to resume from.
 
-use super::{Match, MatchKeys};
+use super::ask::{Match, MatchKeys};
 use crate::agent::Push;
 use crate::name::RepositoryName;
 use serde::{Deserialize, Serialize};
@@ -138,18 +138,6 @@ pub struct Find {
     /// The request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub request: Option<Match>,
-}
-
-/// Where the agent had a state that it found for a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Tier {
-    /// It was verified and lay ready.
-    Memory,
-    /// In the agent's own store.
-    Store,
-    /// In the registry.
-    Registry,
 }
 
 /// Arguments of [`super::ToAgent::Resume`].

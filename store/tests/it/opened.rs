@@ -4,7 +4,8 @@ use crate::common::{blob_frame, pieces, repository, stream};
 use bytes::Bytes;
 use futures::{StreamExt as _, TryStreamExt as _};
 use pfr_schema::codec::Codec;
-use pfr_schema::{Digest, Kind, Limits};
+use pfr_schema::frame::Header;
+use pfr_schema::{Digest, ErrorCode, Kind, Limits};
 use pfr_store::{Error, Opened, Options, Result, Store, WHOLE_MAX, opened_frames};
 use pfr_testkit::frames::{claiming, encoded, zstd};
 use pfr_testkit::snapshot::{bytes, numbers};
@@ -75,6 +76,20 @@ async fn a_wrong_blob_ends_the_stream_behind_those_before_it() {
         assert_eq!(found, before, "{what}: {error}");
         assert!(blobs.next().await.is_none(), "{what}");
     }
+}
+
+#[tokio::test]
+async fn a_false_length_takes_no_memory() {
+    // More than any machine has. It is refused when the bytes end.
+    let raw_len = 1 << 44;
+    let header = Header { codec: Codec::Raw, kind: Kind::Blob, digest: Digest::sha256(b"x"), raw_len, stored_len: raw_len };
+    let (good, limits) = (bytes(1, 100), Limits { blob_bytes: u64::MAX, ..Limits::default() });
+    let all = [blob_frame(&good).to_vec(), header.to_bytes(), vec![0; 100_000]].concat();
+    let source = pieces(&all, 9000).map_err(|error| Error::Input(error.to_string()));
+    let found: Vec<Result<Opened>> = opened_frames(source, limits, u64::MAX).collect().await;
+    let [Ok(opened), Err(error)] = &found[..] else { panic!("{found:?}") };
+    assert_eq!(opened.raw()[..], good);
+    assert_eq!(error.code(), ErrorCode::Truncated, "{error}");
 }
 
 #[tokio::test]

@@ -198,6 +198,11 @@ impl Spec {
         Self::with(name, groups)
     }
 
+    /// Full attention alone, in pages of 4 and of 8 tokens.
+    pub fn attention(name: &str) -> Self {
+        Self::with(name, vec![Group::flat("main"), Group { block_tokens: 8, ..Group::opaque("other") }])
+    }
+
     pub fn with(name: &str, groups: Vec<Group>) -> Self {
         let deployment = json!({"weights": "sha256:w", "engine": "synthetic 1", "backend": "reference", "deterministic": true});
         Self {
@@ -211,6 +216,11 @@ impl Spec {
             padding: 0,
             steps_on_resume: 0,
         }
+    }
+
+    /// An engine that asks, and takes no sequence.
+    pub fn asking(self) -> Self {
+        Self { verbs: vec![Verb::Request], ..self }
     }
 
     pub fn placed(mut self, placement: u64, padding: u64) -> Self {

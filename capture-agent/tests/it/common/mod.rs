@@ -10,6 +10,8 @@ pub mod llama;
 pub mod memory;
 
 use pfr_agent::{Agent, Config};
+use pfr_schema::Digest;
+use pfr_schema::agent::{Push, RestoreReport, RestoreRequest, SnapshotRequest};
 use std::time::Duration;
 
 /// An agent in a folder of its own.
@@ -43,6 +45,24 @@ pub async fn registry(dir: &std::path::Path) -> String {
     let url = format!("http://{}", server.local_addr());
     tokio::spawn(server.run(std::future::pending()));
     url
+}
+
+/// Tokens of a sequence; a longer one begins with a shorter one.
+pub fn tokens(count: u32) -> Vec<u32> {
+    (0..count).map(|i| i * 7 + 3).collect()
+}
+
+/// Captures the sequence of an engine as `team/agent:{tag}`, on this host only.
+pub async fn capture(host: &Host, engine: &str, tag: &str) -> Digest {
+    let reference = format!("team/agent:{tag}");
+    let request = SnapshotRequest { reference, push: Push::Never, ..SnapshotRequest::default() };
+    host.agent.snapshot(engine, request).await.unwrap().digest
+}
+
+/// Restores `team/agent:{tag}` from this host.
+pub async fn restore(host: &Host, engine: &str, tag: &str) -> pfr_agent::Result<RestoreReport> {
+    let request = RestoreRequest { reference: format!("team/agent:{tag}"), local: true, ..RestoreRequest::default() };
+    host.agent.restore(engine, request).await
 }
 
 /// Waits until something holds.
