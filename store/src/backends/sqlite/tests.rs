@@ -39,3 +39,14 @@ async fn a_transaction_that_waits_for_something_else_is_refused() {
     let waits = metadata.run(Mode::WRITE, (), |_, ()| Box::pin(std::future::pending::<crate::metadata::tx::Outcome<()>>())).await;
     assert!(matches!(waits, Err(Error::Internal(_))), "{waits:?}");
 }
+
+/// `.cargo/config.toml` says why: all readers would wait for each other at every page.
+#[test]
+fn connections_share_neither_pages_nor_a_count_of_memory() {
+    let connection = Connection::open_in_memory().expect("in memory");
+    let mut statement = connection.prepare("PRAGMA compile_options").expect("a statement");
+    let options = statement.query_map([], |row| row.get(0)).expect("options");
+    let options: Vec<String> = options.collect::<rusqlite::Result<_>>().expect("texts");
+    assert!(!options.iter().any(|option| option == "ENABLE_MEMORY_MANAGEMENT"), "{options:?}");
+    assert!(options.iter().any(|option| option == "DEFAULT_MEMSTATUS=0"), "{options:?}");
+}
