@@ -155,11 +155,14 @@ impl Domains {
         let opening = Arc::clone(self.0.opening.lock().entry(name.clone()).or_default());
         let _one_at_a_time = match opening.try_lock() {
             Ok(first) => first,
-            Err(_) => match self.0.locked.lock().get(name).map(|locked| locked.reason.clone()) {
-                // A key service that hung before may hang again: requests do not wait for it.
-                Some(reason) => return Err(Error::Locked(reason)),
-                None => opening.lock().await,
-            },
+            Err(_) => {
+                let failed = self.0.locked.lock().get(name).map(|locked| locked.reason.clone());
+                if let Some(reason) = failed {
+                    // A key service that hung before may hang again: requests do not wait for it.
+                    return Err(Error::Locked(reason));
+                }
+                opening.lock().await
+            }
         };
         if let Some(store) = self.confirmed(&row) {
             return Ok(store);
