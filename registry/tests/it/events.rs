@@ -341,8 +341,8 @@ async fn one_token_cannot_keep_all_others_from_following() {
     let answer = ask(&greedy).send().await.expect("an answer");
     assert_eq!(answer.headers()["retry-after"], "10");
     assert!(refused(answer, ErrorCode::RateLimited).await.contains("max-event-streams-per-caller"));
-    moved(&registry, REPO, "a", &s).await;
-    assert_eq!(held[2].texts(1).await, [format!("tagged {} a", REPO.replace("%2F", "/"))]);
+    moved(&registry, "team/agent", "a", &s).await;
+    assert_eq!(held[2].texts(1).await, ["tagged team/agent a"]);
     // A stream that ends gives its place back.
     drop(held.remove(0));
     let again = async {
