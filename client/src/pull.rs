@@ -158,7 +158,7 @@ pub async fn pull_found(
     let totals: Totals = match destination {
         Destination::Store { store, repository, tag } => {
             let totals = into_store::pull(&fetcher, digest, store, repository, tag.clone()).await?;
-            keep(store, repository, &digest, &found.signatures).await?;
+            keep_signatures(store, repository, &digest, &found.signatures).await?;
             totals
         }
         Destination::Directory { path, store } => into_directory::pull(&fetcher, digest, path, store.as_ref()).await?,
@@ -179,8 +179,11 @@ pub async fn pull_found(
 }
 
 /// Keeps the signatures of a snapshot beside it. They say nothing here before a key checks them, so
-/// those that cannot be signatures are left out.
-async fn keep(store: &Store, repository: &RepositoryName, digest: &Digest, signatures: &[Signature]) -> Result<()> {
+/// those that cannot be signatures are left out, and those that find no place.
+///
+/// # Errors
+/// Those of the store.
+pub async fn keep_signatures(store: &Store, repository: &RepositoryName, digest: &Digest, signatures: &[Signature]) -> Result<()> {
     let new: Vec<NewSignature> =
         signatures.iter().cloned().map(NewSignature::from).filter(|new| new.check(digest).is_ok()).take(MOST).collect();
     if new.is_empty() {

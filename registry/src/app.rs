@@ -6,6 +6,7 @@ use crate::background::Limits;
 use crate::claims::Claims;
 use crate::config::Config;
 use crate::domains::Domains;
+use crate::events::Places;
 use crate::http::host::Hosts;
 use crate::http::permit::wait_for;
 use crate::http::timeout::Pace;
@@ -56,7 +57,7 @@ pub(crate) struct App {
     /// The same for streams of frames.
     pub(crate) stream_permits: Arc<Semaphore>,
     /// Places for clients that follow events. These hold them for hours.
-    pub(crate) event_streams: Arc<Semaphore>,
+    pub(crate) event_streams: Arc<Places>,
     /// How slow a client may be.
     pub(crate) pace: Pace,
     /// How long a request waits for a permit.
@@ -99,7 +100,7 @@ impl App {
             openapi: openapi.into(),
             request_permits: Arc::new(Semaphore::new(config.max_requests)),
             stream_permits: Arc::new(Semaphore::new(config.max_requests)),
-            event_streams: Arc::new(Semaphore::new(config.max_event_streams)),
+            event_streams: Places::new(config),
             pace: config.pace(),
             queue: Duration::from_secs(config.queue_seconds),
             json_time: Duration::from_secs(config.json_body_seconds),

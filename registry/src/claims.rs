@@ -105,7 +105,7 @@ struct State {
     questions: u64,
     /// The claims of so many of them have ended.
     ended: u64,
-    /// Uploads on which the registry works, rather than waits for their client.
+    /// Uploads and questions on which the registry works, rather than waits for their client.
     working: u32,
     /// When the client last asked or sent something.
     moved: Instant,
@@ -243,6 +243,16 @@ impl Claims {
         }
     }
 
+    /// A question of a push, which begins now. While the registry looks for the answer, the claims
+    /// that the push has made do not lapse: its client is not waited for.
+    pub(crate) fn question(&self, push: &PushId) -> Question {
+        let push = self.0.lock().pushes.get(push).cloned();
+        if let Some(push) = &push {
+            push.works(true);
+        }
+        Question(push)
+    }
+
     /// An upload of a push, which begins now.
     pub(crate) fn upload(&self, push: &PushId) -> Upload {
         let push = self.0.lock().pushes.get(push).cloned();
@@ -306,10 +316,32 @@ impl Push {
         state.questions
     }
 
+    /// Whether the registry works for its client from now on, rather than waits for it.
+    fn works(&self, begins: bool) {
+        let mut state = self.state.lock();
+        if begins {
+            state.working += 1;
+        } else {
+            state.working -= 1;
+        }
+        state.moved = Instant::now();
+    }
+
     /// Ends the claims of its questions up to this one, of those that it has asked so far.
     fn release(&self, question: u64) {
         let mut state = self.state.lock();
         state.ended = state.ended.max(question.min(state.questions));
+    }
+}
+
+/// A question of a push that the registry looks for an answer to.
+pub(crate) struct Question(Option<Arc<Push>>);
+
+impl Drop for Question {
+    fn drop(&mut self) {
+        if let Some(push) = &self.0 {
+            push.works(false);
+        }
     }
 }
 
@@ -358,17 +390,11 @@ pub(crate) struct Watched<S> {
 impl<S> Watched<S> {
     fn note(&mut self, is_working: bool) {
         let Some(push) = &self.push else { return };
-        if !is_working && !self.is_working {
-            return;
-        }
-        let mut state = push.state.lock();
         match (self.is_working, is_working) {
-            (false, true) => state.working += 1,
-            (true, false) => state.working -= 1,
-            _ => {}
+            (false, false) => return,
+            (true, true) => push.state.lock().moved = Instant::now(),
+            _ => push.works(is_working),
         }
-        state.moved = Instant::now();
-        drop(state);
         self.is_working = is_working;
     }
 }
@@ -495,6 +521,30 @@ mod tests {
         tokio::time::advance(LONGEST - SECOND).await;
         assert_eq!(ask(&claims, "three", 0..5, 0).len(), 5);
         tokio::time::advance(SECOND).await;
+        assert_eq!(ask(&claims, "three", 0..5, 0), none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_push_does_not_stall_while_the_registry_looks_for_an_answer() {
+        let claims = Claims::new();
+        let push = PushId("one".into());
+        drop(claims.question(&push));
+        ask(&claims, "one", 0..5, 5);
+        let slow = claims.question(&push);
+        tokio::time::advance(2 * STALL).await;
+        assert_eq!(ask(&claims, "two", 0..5, 5).len(), 5, "a database that is slow is no silent client");
+        let second = claims.question(&push);
+        drop(slow);
+        tokio::time::advance(STALL).await;
+        assert_eq!(ask(&claims, "two", 0..5, 5).len(), 5);
+        drop(second);
+        tokio::time::advance(STALL - SECOND).await;
+        assert_eq!(ask(&claims, "two", 0..5, 5).len(), 5, "the client has its time from the answer on");
+        tokio::time::advance(SECOND).await;
+        assert_eq!(ask(&claims, "two", 0..5, 5), none());
+        // However long the registry looks, a claim ends.
+        let _slow = claims.question(&PushId("two".into()));
+        tokio::time::advance(LONGEST).await;
         assert_eq!(ask(&claims, "three", 0..5, 0), none());
     }
 

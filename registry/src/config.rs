@@ -177,6 +177,9 @@ settings! {
     max_requests: usize = 256, "PF_REGISTRY_MAX_REQUESTS", "N";
     /// Clients that follow events at once [default: 64]. They take no places of requests.
     max_event_streams: usize = 64, "PF_REGISTRY_MAX_EVENT_STREAMS", "N";
+    /// How many of them one caller may be at once [default: 16]: the holder of a token, or else a
+    /// source address.
+    max_event_streams_per_caller: usize = 16, "PF_REGISTRY_MAX_EVENT_STREAMS_PER_CALLER", "N";
     /// Seconds for which a request waits for its turn before it is refused with 503 and Retry-After
     /// [default: 30].
     queue_seconds: u64 = 30, "PF_REGISTRY_QUEUE_SECONDS", "S";
@@ -461,6 +464,7 @@ impl Config {
             ("event-days", self.event_days),
             ("event-rows", self.event_rows),
             ("max-event-streams", self.max_event_streams as u64),
+            ("max-event-streams-per-caller", self.max_event_streams_per_caller as u64),
             ("burst-seconds", self.burst_seconds),
             ("tls-handshake-seconds", self.tls_handshake_seconds),
         ];

@@ -10,6 +10,7 @@ use crate::config::Config;
 use crate::metrics::forget;
 use crate::problem::ApiError;
 use parking_lot::Mutex;
+use pfr_schema::api::DomainState;
 use pfr_schema::{DomainName, ErrorCode};
 use pfr_store::{Budget, Result, Schedule, Store};
 use std::collections::HashMap;
@@ -169,8 +170,12 @@ impl Domains {
             self.serve(&name, store);
         }
         for name in gone {
-            // Or it was made a moment ago, or could not be read.
-            drop(self.get(&name).await);
+            // Or it was made a moment ago, or opens slowly, or could not be read.
+            match self.0.catalogue.get(&name).await {
+                Ok(info) if info.state == DomainState::Live => {}
+                Ok(_) | Err(pfr_store::Error::DomainUnknown(_)) => self.close(&name),
+                Err(error) => tracing::debug!(%error, domain = %name, "a domain cannot be looked up"),
+            }
         }
         Ok(())
     }

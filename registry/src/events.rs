@@ -10,6 +10,10 @@
 //! piece was sent. So a slow reader costs no memory, and one that takes nothing is cut as every
 //! client is that does not take its answer. Decision 59 has the reasons.
 
+mod places;
+
+pub(crate) use places::Places;
+
 use crate::auth::{Caller, Standing};
 use crate::domains::{Domain, Domains};
 use crate::metrics::EVENT_STREAMS;
@@ -20,9 +24,9 @@ use pfr_schema::api::{self, EventCollection, EventId, EventKind, EventReset, RES
 use pfr_schema::journal::Record;
 use pfr_schema::{DomainName, Pattern, RepositoryName};
 use pfr_store::{Event, EventLog, Happening};
+use places::Place;
 use std::io;
 use std::time::{Duration, Instant};
-use tokio::sync::OwnedSemaphorePermit;
 
 /// How often the table is read.
 const LOOK: Duration = Duration::from_millis(500);
@@ -81,7 +85,7 @@ pub(crate) struct Follower {
     sent: Instant,
     is_over: bool,
     _open: Open,
-    _place: OwnedSemaphorePermit,
+    _place: Place,
 }
 
 /// The result of a look at the table.
@@ -104,7 +108,7 @@ impl Follower {
         filter: Filter,
         after: Option<EventId>,
         waits: bool,
-        place: OwnedSemaphorePermit,
+        place: Place,
     ) -> Result<Self, ApiError> {
         let log = domain.store.begin_events().await?;
         let now = EventId { epoch: log.epoch.clone(), number: log.last };

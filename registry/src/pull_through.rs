@@ -4,6 +4,7 @@
 //!
 //! ```text
 //! a read of a snapshot or tag ─▶ access ─▶ tag as upstream, snapshot pulled into the store ─▶ handler
+//! a look at a snapshot        ─▶ signatures that the upstream got since
 //! frames that the store lacks ─▶ handler fails ─▶ the upstream's frames, passed on and not kept
 //! ```
 //!
@@ -11,6 +12,7 @@
 
 mod ancestors;
 mod pulls;
+mod signatures;
 mod tags;
 mod upstream;
 
@@ -59,6 +61,7 @@ pub(crate) struct PullThrough {
     upstream: Upstream,
     store: Store,
     pulls: Arc<pulls::Pulls>,
+    signatures: Arc<signatures::Signatures>,
     tags: tags::Tags,
     passed: Arc<Semaphore>,
 }
@@ -70,9 +73,11 @@ impl PullThrough {
     /// [`pfr_client::Error::Url`].
     pub(crate) fn of(config: &Config, store: &Store) -> Result<Option<Arc<Self>>, pfr_client::Error> {
         let Some(upstream) = Upstream::of(config)? else { return Ok(None) };
-        let pulls = pulls::Pulls::new(store.clone());
-        let tags = tags::Tags::new(store.clone(), Arc::clone(&pulls), Duration::from_secs(config.upstream_ttl_seconds));
-        Ok(Some(Arc::new(Self { upstream, store: store.clone(), pulls, tags, passed: Arc::new(Semaphore::new(PASSED)) })))
+        let ttl = Duration::from_secs(config.upstream_ttl_seconds);
+        let signatures = Arc::new(signatures::Signatures::new(store.clone(), ttl));
+        let pulls = pulls::Pulls::new(store.clone(), Arc::clone(&signatures));
+        let tags = tags::Tags::new(store.clone(), Arc::clone(&pulls), Arc::clone(&signatures), ttl);
+        Ok(Some(Arc::new(Self { upstream, store: store.clone(), pulls, signatures, tags, passed: Arc::new(Semaphore::new(PASSED)) })))
     }
 
     /// Makes the snapshot of a selector available here, if the upstream has it. Returns its digest
@@ -153,6 +158,13 @@ impl PullThrough {
                 {
                     resolved.set(name, digest.to_string());
                 }
+            }
+            if route == SNAPSHOT
+                && let Some(text) = resolved.get("ref").or_else(|| segment("ref"))
+                && let Ok(selector) = Selector::parse(text)
+                && let Ok(digest) = self.store.resolve(&repository, &selector).await
+            {
+                self.signatures.refresh(remote, &repository, digest).await;
             }
             if route == LINEAGE
                 && let Some(text) = resolved.get("ref").or_else(|| segment("ref"))

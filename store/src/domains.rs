@@ -25,6 +25,8 @@ use pfr_schema::api::{DomainInfo, DomainState};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
 
 /// How long an open domain counts as existing without a look at the catalogue: another process may
 /// delete it.
@@ -33,6 +35,11 @@ const FRESH: Duration = Duration::from_secs(1);
 const PAGE: usize = 1000;
 /// How long a key that could not be unwrapped is not tried again, at first and at most.
 const LOCKED: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(120));
+/// Domains that a look at the catalogue opens at a time; others wait.
+const OPENED_AT_ONCE: usize = 32;
+/// How long a look at the catalogue waits for domains that it opens. Those that take longer open
+/// behind it.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The domains of a registry, and the open stores of this process. Cheap to clone; clones are one.
 ///
@@ -51,6 +58,22 @@ struct Inner {
     opening: Mutex<HashMap<DomainName, Arc<tokio::sync::Mutex<()>>>>,
     /// Domains whose keys could not be unwrapped.
     locked: Mutex<HashMap<DomainName, Locked>>,
+    /// Domains that a look at the catalogue has begun to open.
+    under_way: Mutex<HashSet<DomainName>>,
+    /// Places of those.
+    places: Semaphore,
+}
+
+/// A domain that a look at the catalogue opens, in a task of its own.
+struct UnderWay {
+    domains: Domains,
+    name: DomainName,
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        self.domains.0.under_way.lock().remove(&self.name);
+    }
 }
 
 /// A key that could not be unwrapped: each request, and each look at the catalogue, would run the
@@ -84,7 +107,9 @@ impl Domains {
     /// it.
     #[must_use]
     pub fn with_keys(default: Store, home: Option<DomainHome>, keys: Keys) -> Self {
-        Self(Arc::new(Inner { default, home, keys, open: Mutex::default(), opening: Mutex::default(), locked: Mutex::default() }), None)
+        let (open, opening, locked) = (Mutex::default(), Mutex::default(), Mutex::default());
+        let (under_way, places) = (Mutex::default(), Semaphore::new(OPENED_AT_ONCE));
+        Self(Arc::new(Inner { default, home, keys, open, opening, locked, under_way, places }), None)
     }
 
     /// The same domains for one request: each change of the catalogue or of access tokens that it
@@ -114,7 +139,8 @@ impl Domains {
     ///
     /// # Errors
     /// [`Error::DomainUnknown`], also while it is being deleted. [`Error::Unavailable`] if its
-    /// database is to be rebuilt.
+    /// database is to be rebuilt. [`Error::Locked`] if its key cannot be unwrapped; after a failure
+    /// at once, also while the key is tried again.
     pub async fn open(&self, name: &DomainName) -> Result<Store> {
         if name.is_default() {
             return Ok(self.0.default.clone());
@@ -127,7 +153,17 @@ impl Domains {
             return Ok(store);
         }
         let opening = Arc::clone(self.0.opening.lock().entry(name.clone()).or_default());
-        let _one_at_a_time = opening.lock().await;
+        let _one_at_a_time = match opening.try_lock() {
+            Ok(first) => first,
+            Err(_) => {
+                let failed = self.0.locked.lock().get(name).map(|locked| locked.reason.clone());
+                if let Some(reason) = failed {
+                    // A key service that hung before may hang again: requests do not wait for it.
+                    return Err(Error::Locked(reason));
+                }
+                opening.lock().await
+            }
+        };
         if let Some(store) = self.confirmed(&row) {
             return Ok(store);
         }
@@ -140,22 +176,23 @@ impl Domains {
         Ok(store)
     }
 
-    /// Opens all domains that exist but the default one, and closes those that do not. One that
-    /// cannot be opened is left out.
+    /// Opens all domains that exist but the default one, side by side, and closes those that do
+    /// not. One that cannot be opened is left out. So is one that takes long, as while a key
+    /// service hangs: it opens behind this call, and a later one has it.
     ///
     /// # Errors
     /// [`Error::Unavailable`] if the catalogue cannot be read.
     pub async fn open_all(&self) -> Result<Vec<(DomainName, Store)>> {
         let (mut stores, mut exist, mut after) = (Vec::new(), HashSet::new(), None);
+        let mut opening = JoinSet::new();
         loop {
             let page = self.catalogue().domains(after, PAGE).await?;
             for row in page.rows.into_iter().filter(|row| row.deleting_since.is_none()) {
-                match self.open(&row.name).await {
-                    Ok(store) => stores.push((row.name.clone(), store)),
-                    Err(Error::DomainUnknown(_)) => continue,
-                    // It exists: if it is open, it stays open.
-                    Err(error) => tracing::warn!(%error, domain = %row.name, "domain cannot be opened"),
+                match self.confirmed(&row) {
+                    Some(store) => stores.push((row.name.clone(), store)),
+                    None => self.begin_to_open(&row.name, &mut opening),
                 }
+                // If it is open, it stays open.
                 exist.insert(row.name);
             }
             after = page.next;
@@ -163,9 +200,37 @@ impl Domains {
                 break;
             }
         }
+        let until = tokio::time::Instant::now() + PATIENCE;
+        while let Ok(Some(opened)) = tokio::time::timeout_at(until, opening.join_next()).await {
+            match opened {
+                Ok(opened) => stores.extend(opened),
+                Err(error) => tracing::error!(%error, "opening a domain failed"),
+            }
+        }
+        opening.detach_all();
         self.0.open.lock().retain(|name, opened| exist.contains(name) || opened.checked.elapsed() < FRESH);
         self.0.locked.lock().retain(|name, _| exist.contains(name));
         Ok(stores)
+    }
+
+    /// Begins to open a domain in a task of its own, unless one is about it already.
+    fn begin_to_open(&self, name: &DomainName, tasks: &mut JoinSet<Option<(DomainName, Store)>>) {
+        if !self.0.under_way.lock().insert(name.clone()) {
+            return;
+        }
+        let under_way = UnderWay { domains: Self(Arc::clone(&self.0), None), name: name.clone() };
+        tasks.spawn(async move {
+            let UnderWay { domains, name } = &under_way;
+            let _place = domains.0.places.acquire().await.ok()?;
+            match domains.open(name).await {
+                Ok(store) => Some((name.clone(), store)),
+                Err(Error::DomainUnknown(_)) => None,
+                Err(error) => {
+                    tracing::warn!(%error, domain = %name, "domain cannot be opened");
+                    None
+                }
+            }
+        });
     }
 
     /// Makes a domain, and finishes one that another process began to make; returns whether it is

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! change of names ─▶ its row in `changes` ─▶ journal object, durable ─▶ one transaction: recorded, and an event
-//! collection      ─▶ its report in `changes` ─────────────────────────▶ an event, when no smaller number is left there
+//! collection      ─▶ its report in `collections` ─────────────────────▶ an event, when no smaller number is left in `changes`
 //! ```
 
 use crate::Store;

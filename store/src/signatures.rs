@@ -1,7 +1,7 @@
 //! Signatures of snapshots: images that refer to them, in the form of cosign.
 //!
 //! ```text
-//! add     signatures there + new ones ─▶ payloads, configuration: blobs ─▶ one manifest, subject: the snapshot
+//! add     signatures there + new ones ─▶ places ─▶ payloads, configuration: blobs ─▶ one manifest, subject: the snapshot
 //!                                      ─▶ the tag sha256-<hex>.sig moves to it, from where it was ─▶ the manifest before goes
 //! read    manifests that refer to the snapshot, and the one at that tag ─▶ their layers ─▶ payloads
 //! a tag   policy? ─▶ refused by the transaction ─▶ signatures read and checked here ─▶ the same transaction again, with what was found
@@ -11,6 +11,7 @@
 //! policies have keys here, and they are asked when a tag is put.
 
 mod keys;
+mod places;
 
 pub use keys::{PrivateKey, signer};
 
@@ -21,23 +22,33 @@ use crate::metadata::{ManifestName, ManifestRow, NameChange, Page, SignatureMani
 use bytes::Bytes;
 use futures::{StreamExt as _, stream};
 use pfr_schema::api::{NewSignature, Signature, TagState, snapshot_etag};
-use pfr_schema::signature::{self, Layer, MOST, PAYLOAD_MAX};
+use pfr_schema::signature::{self, Layer, MOST, PAYLOAD_MAX, PublicKey};
 use pfr_schema::{Digest, FormatError, Image, RepositoryName, Tag};
+use places::{By, Signed as SignedLayer};
 use std::collections::HashSet;
 
 /// How often another writer may be faster at the tag of a snapshot's signatures.
 const TRIES: usize = 16;
 
 impl Store {
-    /// The signatures of a snapshot or an image, at most [`MOST`], oldest first. None is checked. A
-    /// manifest or a payload that is damaged or malformed is left out.
+    /// The signatures of a snapshot or an image, at most [`MOST`]: those at its tag first, then
+    /// those of other manifests, oldest first. None is checked. A manifest or a payload that is
+    /// damaged or malformed is left out.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     #[boxed]
     pub async fn signatures(&self, repository: &RepositoryName, subject: &Digest) -> Result<Vec<Signature>> {
         let (mut found, mut seen): (Vec<Signature>, HashSet<(Digest, String)>) = (Vec::new(), HashSet::new());
-        for row in self.metadata.signature_manifests(repository.clone(), *subject, MOST).await? {
+        let mut rows = self.metadata.signature_manifests(repository.clone(), *subject, MOST).await?;
+        // Those that refer to the snapshot may be many, and older: they must not hide what is here.
+        if let Some(tag) = signature::tag_of(subject)
+            && let Some(at_tag) = self.metadata.manifest(repository.clone(), ManifestName::Tag(tag)).await?
+        {
+            rows.retain(|row| row.id != at_tag.id);
+            rows.insert(0, at_tag);
+        }
+        for row in rows {
             for layer in self.signature_layers(&row.digest).await? {
                 let Some(text) = layer.signature() else { continue };
                 if !seen.insert((layer.digest, text.to_owned())) {
@@ -93,7 +104,8 @@ impl Store {
     }
 
     /// Adds signatures to a snapshot; those that it has already are left out. Returns all that it
-    /// has then.
+    /// has then. One by a key of a signing policy replaces the older one by the same key, and the
+    /// oldest ones by keys of no policy if there is no place.
     ///
     /// # Errors
     /// [`Error::SnapshotUnknown`]; [`Error::Format`] for one that is malformed, or for another
@@ -104,28 +116,31 @@ impl Store {
             signature.check(snapshot)?;
         }
         self.metadata.snapshot(repository.clone(), *snapshot).await?;
+        let keys = self.policy_keys(repository).await?;
+        let signers = signers(*snapshot, new.iter().cloned().map(Some).collect(), keys.clone()).await?;
         let mut tag = signature::tag_of(snapshot);
         for _ in 0..TRIES {
             let there = self.signatures(repository, snapshot).await?;
-            let mut fresh: Vec<Layer> = Vec::new();
-            for signature in new.iter().filter(|new| !there.iter().any(|old| old.payload == new.payload && old.signature == new.signature))
-            {
+            let is_there = |new: &NewSignature| there.iter().any(|old| old.payload == new.payload && old.signature == new.signature);
+            let mut fresh: Vec<SignedLayer> = Vec::new();
+            for (signature, by) in new.iter().zip(&signers).filter(|(new, _)| !is_there(new)) {
                 let layer = Layer::of(signature);
-                if !fresh.contains(&layer) {
-                    fresh.push(layer);
+                if !fresh.iter().any(|one| one.layer == layer) {
+                    fresh.push(SignedLayer { layer, by: *by });
                 }
             }
             if fresh.is_empty() {
                 return Ok(there);
             }
-            if there.len() + fresh.len() > MOST {
+            let of_others = fresh.iter().filter(|one| one.by.is_none()).count();
+            if of_others > 0 && there.len() + of_others > MOST {
                 return Err(Error::Invalid(format!("a snapshot has at most {MOST} signatures; {snapshot} has {} already", there.len())));
             }
             let before = match &tag {
                 Some(tag) => self.metadata.manifest(repository.clone(), ManifestName::Tag(tag.clone())).await?,
                 None => None,
             };
-            match self.put_signatures(repository, snapshot, new, fresh, tag.as_ref(), before).await {
+            match self.put_signatures(repository, snapshot, (new, fresh), &keys, tag.as_ref(), before).await {
                 Ok(()) => return self.signatures(repository, snapshot).await,
                 // Another signature came first.
                 Err(Error::TagMoved { .. }) => {}
@@ -137,13 +152,49 @@ impl Store {
         Err(Error::Overloaded("other clients sign the same snapshot again and again"))
     }
 
+    /// The keys that signing policies name for a repository, each once. More than there are places
+    /// are not looked at: each costs a check of every signature.
+    async fn policy_keys(&self, repository: &RepositoryName) -> Result<Vec<PublicKey>> {
+        let Signing { policies, .. } = self.metadata.signing().await?;
+        let here = policies.policies.into_iter().filter(|policy| policy.repositories.matches(repository.as_str()));
+        let mut keys: Vec<PublicKey> = Vec::new();
+        for key in here.flat_map(|policy| policy.keys) {
+            if keys.len() < MOST && !keys.contains(&key) {
+                keys.push(key);
+            }
+        }
+        Ok(keys)
+    }
+
+    /// These layers, each once, and the keys of policies that have made them.
+    async fn signed(
+        &self,
+        repository: &RepositoryName,
+        snapshot: &Digest,
+        layers: Vec<Layer>,
+        keys: &[PublicKey],
+    ) -> Result<Vec<SignedLayer>> {
+        let mut distinct: Vec<Layer> = Vec::with_capacity(layers.len());
+        for layer in layers {
+            if !distinct.contains(&layer) {
+                distinct.push(layer);
+            }
+        }
+        let mut found = Vec::with_capacity(distinct.len());
+        for layer in &distinct {
+            found.push(if keys.is_empty() { None } else { self.signature(repository, layer).await? });
+        }
+        let signers = signers(*snapshot, found, keys.to_vec()).await?;
+        Ok(distinct.into_iter().zip(signers).map(|(layer, by)| SignedLayer { layer, by }).collect())
+    }
+
     /// Stores a manifest with `fresh` and what the manifest at the tag has, in its stead.
     async fn put_signatures(
         &self,
         repository: &RepositoryName,
         snapshot: &Digest,
-        new: &[NewSignature],
-        fresh: Vec<Layer>,
+        (new, fresh): (&[NewSignature], Vec<SignedLayer>),
+        keys: &[PublicKey],
         tag: Option<&Tag>,
         before: Option<ManifestRow>,
     ) -> Result<()> {
@@ -159,18 +210,12 @@ impl Store {
         layers.retain(|layer| layer.signature().is_some());
         // Anything else at that tag only loses the tag.
         let replaces = !layers.is_empty() && layers.len() == all;
-        let mut distinct: Vec<Layer> = Vec::with_capacity(layers.len() + fresh.len());
-        for layer in layers.into_iter().chain(fresh) {
-            if !distinct.contains(&layer) {
-                distinct.push(layer);
-            }
-        }
-        let layers = distinct;
+        let there = self.signed(repository, snapshot, layers, keys).await?;
         // Readers refuse a manifest with more, and would find none of them.
-        if layers.len() > MOST {
+        let Some(layers) = places::place(there, fresh) else {
             let place = tag.map(|tag| format!("the manifest at {tag}")).unwrap_or_default();
             return Err(Error::Invalid(format!("a snapshot has at most {MOST} signatures, and {place} has as many layers; delete it")));
-        }
+        };
         let row = self.metadata.manifest(repository.clone(), ManifestName::Digest(*snapshot)).await?;
         let (manifest, config) = signature::manifest(*snapshot, row.map_or(0, |row| row.size), &layers);
         let blobs = new.iter().map(|signature| Bytes::copy_from_slice(signature.payload.as_bytes())).chain([Bytes::from(config)]);
@@ -217,6 +262,18 @@ impl Store {
         };
         tokio::task::spawn_blocking(check).await.map_err(|e| Error::Internal(e.to_string()))
     }
+}
+
+/// Which of these keys has made each of these signatures, if one has.
+async fn signers(snapshot: Digest, signatures: Vec<Option<NewSignature>>, keys: Vec<PublicKey>) -> Result<Vec<Option<By>>> {
+    let check = move || {
+        let signer_of = |new: Option<NewSignature>| {
+            let one = Signature::from(new?);
+            signer(&one, &snapshot, &keys).map(|key| By { key: *key, at: one.signed_at.unwrap_or(0) })
+        };
+        signatures.into_iter().map(signer_of).collect()
+    };
+    tokio::task::spawn_blocking(check).await.map_err(|e| Error::Internal(e.to_string()))
 }
 
 /// A blob that can be read; none if it is gone, damaged or too large.

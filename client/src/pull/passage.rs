@@ -12,7 +12,7 @@
 use super::fetch::{Fetcher, IN_FLIGHT, Watched};
 use super::flight::{Flight, Part, Taken, largest};
 use super::into_store::Session;
-use super::keep;
+use super::keep_signatures;
 use crate::boxed;
 use crate::error::{Error, Result};
 use crate::local::LocalSession;
@@ -228,7 +228,7 @@ impl Passage {
             let lacking = session.local.lacks(&left).await?;
             session.fetch(lacking.into_iter().map(|at| left[at]).collect()).await?;
             session.publish(inner.documents.clone(), inner.digest, tag.clone(), inner.before).await?;
-            keep(&inner.store, &inner.repository, &inner.digest, &inner.signatures).await
+            keep_signatures(&inner.store, &inner.repository, &inner.digest, &inner.signatures).await
         };
         let published = publish.await;
         inner.received.fetch_add(fetcher.frame_bytes(), Ordering::Relaxed);

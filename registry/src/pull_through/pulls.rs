@@ -1,5 +1,6 @@
 //! Pulls of snapshots from the upstream: each one once, however many readers wait for it.
 
+use super::signatures::Signatures;
 use super::upstream::{Via, failure, is_unknown};
 use crate::problem::ApiError;
 use futures::FutureExt as _;
@@ -22,13 +23,14 @@ type Key = (RepositoryName, Digest, Via);
 /// The pulls of one registry.
 pub(super) struct Pulls {
     store: Store,
+    signatures: Arc<Signatures>,
     running: Mutex<HashMap<Key, Shared<BoxFuture<'static, Done>>>>,
     permits: Semaphore,
 }
 
 impl Pulls {
-    pub(super) fn new(store: Store) -> Arc<Self> {
-        Arc::new(Self { store, running: Mutex::default(), permits: Semaphore::new(PULLS) })
+    pub(super) fn new(store: Store, signatures: Arc<Signatures>) -> Arc<Self> {
+        Arc::new(Self { store, signatures, running: Mutex::default(), permits: Semaphore::new(PULLS) })
     }
 
     /// Makes a snapshot available here, if the upstream has it.
@@ -80,6 +82,8 @@ impl Pulls {
         let pulled = pfr_client::pull(remote, repository, &Selector::Digest(digest), &destination, &Progress::default()).await;
         match pulled {
             Ok(report) => {
+                // A pull into a store keeps them.
+                self.signatures.are_fresh((repository.clone(), digest));
                 let (blobs, bytes) = (report.blobs_received, report.bytes_received);
                 tracing::info!(%repository, %digest, blobs, bytes, "pull-through: snapshot pulled from the upstream");
                 Ok(())

@@ -1,6 +1,7 @@
 //! Tags that follow the upstream, unless they were moved here.
 
 use super::pulls::Pulls;
+use super::signatures::Signatures;
 use super::upstream::{Via, failure, is_unknown};
 use crate::problem::ApiError;
 use lru::LruCache;
@@ -32,14 +33,15 @@ struct Seen {
 pub(super) struct Tags {
     store: Store,
     pulls: Arc<Pulls>,
+    signatures: Arc<Signatures>,
     /// How long a tag is served before it is compared again.
     ttl: Duration,
     seen: Mutex<LruCache<(RepositoryName, Tag), Seen>>,
 }
 
 impl Tags {
-    pub(super) fn new(store: Store, pulls: Arc<Pulls>, ttl: Duration) -> Self {
-        Self { store, pulls, ttl, seen: Mutex::new(LruCache::new(TAGS)) }
+    pub(super) fn new(store: Store, pulls: Arc<Pulls>, signatures: Arc<Signatures>, ttl: Duration) -> Self {
+        Self { store, pulls, signatures, ttl, seen: Mutex::new(LruCache::new(TAGS)) }
     }
 
     /// Compares a tag with the upstream's, unless that was done less than the TTL ago. If the
@@ -100,7 +102,13 @@ impl Tags {
         }
         self.pulls.snapshot(remote, repository, there, via).await?;
         let expected = here.map_or(TagState::Absent, TagState::At);
-        match self.store.put_tag(repository, tag.clone(), there, Some(expected)).await {
+        let mut put = self.store.put_tag(repository, tag.clone(), there, Some(expected)).await;
+        if let Err(pfr_store::Error::SignatureRequired { .. }) = &put {
+            // It may have been signed since it was pulled.
+            self.signatures.refresh(remote, repository, there).await;
+            put = self.store.put_tag(repository, tag.clone(), there, Some(expected)).await;
+        }
+        match put {
             Ok(()) => {
                 seen.agreed = Some(there);
                 self.store.metadata().mark_followed(repository.clone(), tag.clone(), there).await?;

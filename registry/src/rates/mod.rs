@@ -50,7 +50,7 @@ pub(crate) enum Key {
 
 impl Key {
     /// A caller: the holder of a token, or else a source address. None if there is neither.
-    fn of(caller: &Caller, address: Option<IpAddr>) -> Option<Self> {
+    pub(crate) fn of(caller: &Caller, address: Option<IpAddr>) -> Option<Self> {
         let token = caller.id().map(|id| Self::Token(id.into()));
         token.or_else(|| address.map(|address| Self::Address(network(address))))
     }
@@ -65,7 +65,7 @@ impl Key {
     }
 
     /// What a refused caller is told.
-    fn words(&self) -> String {
+    pub(crate) fn words(&self) -> String {
         match self {
             Self::Token(_) => "with this access token".to_owned(),
             Self::Address(_) => "from this address".to_owned(),

@@ -12,14 +12,11 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
 use axum::response::Response;
+use pfr_schema::Pattern;
 use pfr_schema::api::{self, EventId, EventKind};
-use pfr_schema::{ErrorCode, Pattern};
 use serde::Deserialize;
-use std::sync::Arc;
 
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
-/// Seconds after which a client should try again that got no place.
-const TRY_AGAIN: u64 = 10;
 
 /// Which events, and after which.
 #[derive(Debug, Default, Deserialize, utoipa::IntoParams)]
@@ -62,7 +59,7 @@ pub(crate) struct EventQuery {
     ),
 )]
 pub(crate) async fn follow(
-    Access { domain, .. }: Access<Pull, SomeRepositories>,
+    Access { domain, caller, trail, .. }: Access<Pull, SomeRepositories>,
     State(app): State<App>,
     standing: Standing,
     headers: HeaderMap,
@@ -77,10 +74,7 @@ pub(crate) async fn follow(
     };
     // Browsers send an empty one where they have none.
     let after: Option<EventId> = given.filter(|id| !id.is_empty()).map(|id| id.parse()).transpose()?;
-    let place = Arc::clone(&app.event_streams).try_acquire_owned().map_err(|_| {
-        let detail = "max-event-streams clients follow events already; try again in a moment";
-        ApiError::new(ErrorCode::Overloaded, detail).with_retry_after(TRY_AGAIN)
-    })?;
+    let place = app.event_streams.take(&caller, trail.source())?;
     let filter = Filter { repository, kind };
     let follower = Follower::begin(&app.domains, &domain, standing, filter, after, follow.unwrap_or(true), place).await?;
     let mut response = Response::new(Body::from_stream(OneByOne::new(Box::pin(follower.pieces()))));

@@ -85,6 +85,7 @@ pub(crate) async fn missing(
         claiming.extend(group.claim.map(|most| (start..wanted.len(), most)));
     }
     let asked = if claiming.is_empty() { Vec::new() } else { wanted.clone() };
+    let question = app.claims.question(&push);
     let positions = caller.missing(&domain, &push, wanted).await?;
     let asking = Asking { domain: &domain.name, repository: &repository, push: &push, caller: &caller };
     let coming = if claiming.is_empty() {
@@ -98,6 +99,7 @@ pub(crate) async fn missing(
         });
         app.claims.ask(&asking, stored, groups)
     };
+    drop(question);
     let wait_ms = (!coming.is_empty()).then_some(claims::WAIT.as_millis() as u64);
     Ok(Json(api::MissingResponse { missing: ranges(positions), coming: ranges(coming), wait_ms }))
 }

@@ -328,6 +328,32 @@ async fn readers_are_as_many_as_may_be_and_take_no_places_of_requests() {
 }
 
 #[tokio::test]
+async fn one_token_cannot_keep_all_others_from_following() {
+    let (_data, registry, s) = guarded(|config| (config.max_event_streams, config.max_event_streams_per_caller) = (4, 2)).await;
+    let (greedy, other) = (registry.token(&["*:pull"]).await, registry.token(&["*:pull"]).await);
+    let ask = |token: &pfr_schema::AccessToken| registry.request(reqwest::Method::GET, "/v1/events").bearer_auth(token.expose());
+    let mut held = Vec::new();
+    for token in [&greedy, &greedy, &other] {
+        let mut reader = Reader::of(ask(token)).await;
+        reader.begin().await;
+        held.push(reader);
+    }
+    let answer = ask(&greedy).send().await.expect("an answer");
+    assert_eq!(answer.headers()["retry-after"], "10");
+    assert!(refused(answer, ErrorCode::RateLimited).await.contains("max-event-streams-per-caller"));
+    moved(&registry, "team/agent", "a", &s).await;
+    assert_eq!(held[2].texts(1).await, ["tagged team/agent a"]);
+    // A stream that ends gives its place back.
+    drop(held.remove(0));
+    let again = async {
+        while ask(&greedy).send().await.expect("an answer").status() != StatusCode::OK {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    };
+    tokio::time::timeout(FOR_EVER, again).await.expect("the place of a stream that ended is free");
+}
+
+#[tokio::test]
 async fn a_registry_that_stops_ends_its_readers_at_once() {
     let registry = Registry::start_with(|config| config.shutdown_grace = 50).await;
     let mut reader = Reader::start(&registry, "/v1/events").await;

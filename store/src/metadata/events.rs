@@ -24,6 +24,12 @@ pub(super) async fn keep<T: Tx>(tx: &mut T, first: u64, last: u64) -> Outcome<()
                 WHERE seq <= $2 AND (seq >= $1 OR is_name = false) AND EXISTS (SELECT 1 FROM event_log) ORDER BY seq FOR UPDATE
                 ON CONFLICT (number) DO NOTHING";
     tx.execute(keep, values![first, last, now]).await?;
+    let keep = "INSERT INTO events (number, noted_at, is_name, record)
+                SELECT number, $2::bigint, false, record FROM collections
+                WHERE number <= $1 AND EXISTS (SELECT 1 FROM event_log) ORDER BY number FOR UPDATE
+                ON CONFLICT (number) DO NOTHING";
+    tx.execute(keep, values![last, now]).await?;
+    tx.execute("DELETE FROM collections WHERE number <= $1", values![last]).await?;
     tx.execute("DELETE FROM changes WHERE seq <= $2 AND (seq >= $1 OR is_name = false)", values![first, last]).await.map(drop)
 }
 
@@ -66,21 +72,26 @@ pub(super) async fn after<T: Tx>(tx: &mut T, after: u64, limit: usize) -> Outcom
 
 /// Notes a collection that ended, if the log has begun. The event appears later: it has a number
 /// among changes of names, and must not appear before smaller ones.
+///
+/// The row of `changes` only takes the number, and is gone before any other transaction can see it:
+/// a replica of the version before events would take the report for a change.
 pub(super) async fn note_collection<T: Tx>(tx: &mut T, report: &GcReport) -> Outcome<()> {
     let text = serde_json::to_string(report).map_err(|e| Fail::internal(e.to_string()))?;
-    let insert = "INSERT INTO changes (record, is_name) SELECT $1, false FROM event_log";
-    tx.execute(insert, values![text]).await.map(drop)
+    let number = "INSERT INTO changes (record, is_name) SELECT '', false FROM event_log RETURNING seq";
+    let Some(number) = tx.returning::<u64>(number, &[]).await?.pop() else { return Ok(()) };
+    tx.execute("DELETE FROM changes WHERE seq = $1", values![number]).await?;
+    tx.execute("INSERT INTO collections (number, record) VALUES ($1, $2)", values![number, text]).await.map(drop)
 }
 
 pub(super) async fn note_collections<T: Tx>(tx: &mut T) -> Outcome<bool> {
     // Nothing is written to `changes` meanwhile, so all that wait are seen.
     const ALONE: Sql = Sql::only_postgres("LOCK TABLE changes IN EXCLUSIVE MODE");
-    const FIND: &str = "SELECT seq FROM changes WHERE is_name = $1 ORDER BY seq DESC LIMIT 1";
-    if tx.first::<u64>(FIND, values![false]).await?.is_none() {
+    const WAIT: &str = "SELECT number FROM collections UNION ALL SELECT seq FROM changes WHERE is_name = false LIMIT 1";
+    if tx.first::<u64>(WAIT, &[]).await?.is_none() {
         return Ok(true);
     }
     tx.execute(ALONE, &[]).await?;
-    if tx.first::<u64>(FIND, values![true]).await?.is_some() {
+    if tx.first::<u64>("SELECT seq FROM changes WHERE is_name = true LIMIT 1", &[]).await?.is_some() {
         return Ok(false);
     }
     let last = last_number(tx).await?;
@@ -105,5 +116,6 @@ pub(super) async fn trim<T: Tx>(tx: &mut T, kept: Duration, rows: u64, limit: us
 /// next reader begins another one.
 pub(super) async fn end<T: Tx>(tx: &mut T) -> Outcome<()> {
     tx.execute("DELETE FROM events", &[]).await?;
+    tx.execute("DELETE FROM collections", &[]).await?;
     tx.execute("DELETE FROM event_log", &[]).await.map(drop)
 }

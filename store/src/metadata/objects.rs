@@ -1,7 +1,7 @@
 //! Look-up of objects and nodes.
 
 use super::sessions::{LivePush, live_push, renew_if_needed};
-use super::sql::{Sql, values};
+use super::sql::{Column, Sql, values};
 use super::tx::{Backend, Fail, Mode, Outcome, Tx};
 use super::{Health, Location, ObjectId, ObjectRow, PackId, PushId, children, leases};
 use crate::error::{Error, Result};
@@ -72,16 +72,21 @@ async fn look_at_once<B: Backend>(backend: &B, push: &PushId, wanted: Vec<(Diges
 }
 
 async fn look<T: Tx>(tx: &mut T, push: &PushId, wanted: &[(Digest, Kind)]) -> Outcome<Look> {
+    let session = live_push(tx, push).await?;
+    match T::CONCURRENT {
+        true => look_at_all(tx, session, wanted).await,
+        false => look_in_order_of_rows(tx, session, wanted).await,
+    }
+}
+
+/// One statement for all of it.
+async fn look_at_all<T: Tx>(tx: &mut T, session: LivePush, wanted: &[(Digest, Kind)]) -> Outcome<Look> {
     // Returns only the rows that need a lease: usually few.
-    const LOOK: Sql = Sql::of_each(
+    const LOOK: Sql = Sql::only_postgres(
         "SELECT u.n - 1, o.id, o.kind FROM unnest($1::bytea[], $2::bigint[]) WITH ORDINALITY AS u(digest, kind, n)
          LEFT JOIN objects o ON o.digest = u.digest AND (o.health = 0 OR (u.kind = 0 AND o.health = 1))
          WHERE o.id IS NULL OR (u.kind <> 0 AND o.kind <> u.kind) OR NOT (o.lessee = $3 OR o.lessee <= -$3)",
-        "SELECT $4 - 1, o.id, o.kind FROM (SELECT 1)
-         LEFT JOIN objects o ON o.digest = $1 AND (o.health = 0 OR ($2 = 0 AND o.health = 1))
-         WHERE o.id IS NULL OR ($2 <> 0 AND o.kind <> $2) OR NOT (o.lessee = $3 OR o.lessee <= -$3)",
     );
-    let session = live_push(tx, push).await?;
     let columns = vec![wanted.iter().map(|(digest, _)| *digest).collect(), wanted.iter().map(|(_, kind)| *kind).collect()];
     let rows: Vec<(i64, Option<ObjectId>, Option<Kind>)> = tx.rows(LOOK, columns, values![session.number], false).await?;
     let (mut missing, mut to_lease) = (Vec::new(), Vec::new());
@@ -90,6 +95,42 @@ async fn look<T: Tx>(tx: &mut T, push: &PushId, wanted: &[(Digest, Kind)]) -> Ou
         match (id, kind) {
             (Some(id), Some(kind)) if kind.satisfies(wanted[position].1) => to_lease.push((position, id)),
             _ => missing.push(position),
+        }
+    }
+    Ok(Look { session, missing, to_lease })
+}
+
+/// The index of digests first, which has the ids too, and then the rows in the order of their ids.
+/// What was stored together lies together there, so a page of the table is found once for all of
+/// its rows, and not once for each digest.
+async fn look_in_order_of_rows<T: Tx>(tx: &mut T, session: LivePush, wanted: &[(Digest, Kind)]) -> Outcome<Look> {
+    const FIND: Sql = Sql::of_each("", "SELECT $2 - 1, id FROM objects WHERE digest = $1");
+    // Returns only the rows that need something: usually few.
+    const CHECK: Sql = Sql::of_each(
+        "",
+        "SELECT $4 - 1, kind, health = 0 OR ($2 = 0 AND health = 1) FROM objects WHERE id = $1
+         AND NOT (health <= ($2 = 0) AND ($2 = 0 OR kind = $2) AND (lessee = $3 OR lessee <= -$3))",
+    );
+    let digests: Column = wanted.iter().map(|(digest, _)| *digest).collect();
+    let mut found: Vec<(i64, ObjectId)> = tx.rows(FIND, vec![digests], &[], false).await?;
+    let mut next = 0;
+    let (mut missing, mut to_lease) = (Vec::new(), Vec::new());
+    for (position, _) in &found {
+        let position = *position as usize;
+        missing.extend(next..position);
+        next = position + 1;
+    }
+    missing.extend(next..wanted.len());
+    found.sort_unstable_by_key(|(_, id)| *id);
+    let kinds: Column = found.iter().map(|(position, _)| wanted[*position as usize].1).collect();
+    let columns = vec![found.iter().map(|(_, id)| *id).collect(), kinds];
+    let rows: Vec<(i64, Kind, bool)> = tx.rows(CHECK, columns, values![session.number], false).await?;
+    for (at, kind, is_well) in rows {
+        let (position, id) = found[at as usize];
+        let position = position as usize;
+        match is_well && kind.satisfies(wanted[position].1) {
+            true => to_lease.push((position, id)),
+            false => missing.push(position),
         }
     }
     Ok(Look { session, missing, to_lease })

@@ -28,6 +28,7 @@ on_backends!([sqlite = SqliteDisk, postgres = PostgresDisk]:
     a_manifest_that_is_full_is_not_replaced_by_one_that_no_reader_takes,
     what_is_no_signature_costs_a_reader_no_more_than_signatures_do,
     a_signature_replaces_no_signatures_of_another_snapshot,
+    the_key_of_a_policy_finds_a_place_among_signatures_by_others,
 );
 
 fn key() -> PrivateKey {
@@ -479,5 +480,44 @@ async fn a_signature_replaces_no_signatures_of_another_snapshot(backend: Backend
     sign(&rig.store, &mine, first).await.unwrap();
     assert!(is_signed_by(&rig.store, &first, &mine).await && is_signed_by(&rig.store, &second, &mine).await);
     assert_eq!(manifests(&rig.store).await, 2);
+    assert_eq!(rig.metadata.audit(false).await.unwrap().wrong, 0);
+}
+
+async fn the_key_of_a_policy_finds_a_place_among_signatures_by_others(backend: Backend) {
+    let rig = Rig::still(backend, Options::default()).await;
+    let s = snapshot(&[1], vec![]);
+    push(&rig.store, &s, "a").await.unwrap();
+    let (digest, operator, pusher) = (s.manifest.digest, key(), key());
+    set(&*rig.metadata, json!([{"name": "v", "repositories": "*", "tags": ["v*"], "keys": [operator.public()]}])).await;
+    let many: Vec<NewSignature> = (0..MOST as u64).map(|n| pusher.sign(digest, &repository(), n * 1000)).collect();
+    // Manifests that refer to the snapshot, older than what follows, and all places at the tag.
+    let all: Vec<Layer> = many.iter().map(Layer::of).collect();
+    let payloads: Vec<&[u8]> = many.iter().map(|one| one.payload.as_bytes()).collect();
+    put_layers(&rig.store, digest, &payloads, &all, vec![]).await;
+    let at = signature::tag_of(&digest).unwrap();
+    let reversed: Vec<Layer> = all.iter().rev().cloned().collect();
+    put_layers(&rig.store, digest, &[], &reversed, vec![at]).await;
+    assert_eq!(rig.store.signatures(&repository(), &digest).await.unwrap().len(), MOST);
+    let another = rig.store.add_signatures(&repository(), &digest, &[pusher.sign(digest, &repository(), 500_000)]).await.unwrap_err();
+    assert!(another.to_string().contains("at most 100"), "{another}");
+
+    let sign_at = async |seconds: u64| {
+        let new = operator.sign(digest, &repository(), seconds * 1000);
+        rig.store.add_signatures(&repository(), &digest, &[new]).await.unwrap()
+    };
+    assert_eq!(sign_at(10).await.len(), MOST);
+    assert!(is_signed_by(&rig.store, &digest, &operator).await);
+    rig.store.put_tag(&repository(), tag("v1"), digest, None).await.unwrap();
+    // The next one by that key takes its own place, and an old one that comes late takes none.
+    for seconds in [20, 10, 20] {
+        let all = sign_at(seconds).await;
+        let own: Vec<u64> =
+            all.iter().filter(|one| signer(one, &digest, &[operator.public()]).is_some()).filter_map(|one| one.signed_at).collect();
+        assert_eq!((all.len(), own), (MOST, vec![20_000]), "{seconds}");
+    }
+    // Others take no place from it.
+    let refused = rig.store.add_signatures(&repository(), &digest, &[pusher.sign(digest, &repository(), 600_000)]).await.unwrap_err();
+    assert!(refused.to_string().contains("at most 100"), "{refused}");
+    assert!(is_signed_by(&rig.store, &digest, &operator).await);
     assert_eq!(rig.metadata.audit(false).await.unwrap().wrong, 0);
 }

@@ -3,6 +3,7 @@
 use crate::mirror::{damage_since, packs, push};
 use pfr_tests::{Pf, Proxy, Registry, Shape, Tamper};
 use std::io::{Read as _, Write as _};
+use std::time::Duration;
 use tempfile::TempDir;
 
 fn edge(dir: &TempDir, upstream: &str, options: &[&str]) -> Registry {
@@ -56,6 +57,41 @@ fn a_tag_follows_the_upstream_but_not_if_it_was_moved_here() {
     // A snapshot that is pushed here stays here.
     assert_ne!(pf.tags("a")["t"], own);
     assert_eq!(near.run(&["inspect", "a:nowhere"]).code, 5);
+}
+
+#[test]
+fn signatures_that_were_made_after_a_pull_are_found_near_their_readers() {
+    let (origin, dir) = (Registry::start(), TempDir::new().unwrap());
+    let pf = Pf::new(&origin.url());
+    let edge = edge(&dir, &origin.url(), &["--upstream-ttl-seconds", "0"]);
+    let near = Pf::new(&edge.url());
+    let key = pf.path("release.key");
+    let (key, public) = (key.to_str().unwrap().to_owned(), format!("{}.pub", key.display()));
+    pf.run(&["keygen", &key]).ok();
+    push(&pf, "a:t", &[1, 2], &[]);
+    near.run(&["pull", "a:t"]).ok();
+    assert_ne!(near.run(&["verify", "a:t", "--key", &public]).code, 0, "it is not signed yet");
+    // The upstream is asked about a snapshot once a second at most.
+    let wait = || std::thread::sleep(Duration::from_millis(1100));
+    pf.run(&["sign", "a:t", "--key", &key]).ok();
+    wait();
+    near.run(&["pull", "a:t", "--verify-key", &public]).ok();
+    // A tag that needs a signature here comes with it.
+    let policies = near.path("signing.json");
+    let policy = serde_json::json!({"name": "v", "repositories": "*", "tags": ["v*"], "keys": [std::fs::read_to_string(&public).unwrap()]});
+    std::fs::write(&policies, serde_json::json!({"policies": [policy]}).to_string()).unwrap();
+    near.run(&["signing", "set", policies.to_str().unwrap()]).ok();
+    push(&pf, "a:v1", &[3], &[]);
+    assert_eq!(near.run(&["inspect", "a:v1"]).code, 5);
+    pf.run(&["sign", "a:v1", "--key", &key]).ok();
+    wait();
+    near.run(&["inspect", "a:v1"]).ok();
+    // What was fetched is kept.
+    drop(origin);
+    wait();
+    for reference in ["a:t", "a:v1"] {
+        near.run(&["verify", reference, "--key", &public]).ok();
+    }
 }
 
 #[test]

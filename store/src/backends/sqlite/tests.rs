@@ -39,3 +39,34 @@ async fn a_transaction_that_waits_for_something_else_is_refused() {
     let waits = metadata.run(Mode::WRITE, (), |_, ()| Box::pin(std::future::pending::<crate::metadata::tx::Outcome<()>>())).await;
     assert!(matches!(waits, Err(Error::Internal(_))), "{waits:?}");
 }
+
+/// `.cargo/config.toml` says why: all readers would wait for each other at every page.
+#[test]
+fn connections_share_neither_pages_nor_a_count_of_memory() {
+    let connection = Connection::open_in_memory().expect("in memory");
+    let mut statement = connection.prepare("PRAGMA compile_options").expect("a statement");
+    let options = statement.query_map([], |row| row.get(0)).expect("options");
+    let options: Vec<String> = options.collect::<rusqlite::Result<_>>().expect("texts");
+    assert!(!options.iter().any(|option| option == "ENABLE_MEMORY_MANAGEMENT"), "{options:?}");
+    assert!(options.iter().any(|option| option == "DEFAULT_MEMSTATUS=0"), "{options:?}");
+}
+
+/// A process of the version before events runs these statements, beside one of this version.
+#[tokio::test]
+async fn what_a_process_of_the_version_before_journals_is_an_event_too() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("metadata.sqlite");
+    let metadata = SqliteMetadata::open(&path, Clock::system()).await.expect("a database");
+    let old = Connection::open(&path).expect("a second process");
+    let change = |tag: &str| {
+        let insert = format!(r#"INSERT INTO changes (record) VALUES ('{{"op":"untag","repository":"a","tag":"{tag}"}}')"#);
+        old.execute(&insert, []).expect("a change");
+        old.execute("DELETE FROM changes WHERE seq BETWEEN 1 AND 1000", []).expect("it is journaled");
+    };
+    change("before");
+    assert_eq!(metadata.events(0, 10).await.expect("a look").log, None, "nothing is kept without a reader");
+    metadata.begin_events("epoch".into()).await.expect("a log");
+    change("after");
+    let events = metadata.events(0, 10).await.expect("events").events;
+    assert_eq!(events.iter().map(|event| event.number).collect::<Vec<_>>(), [2]);
+}

@@ -366,3 +366,53 @@ async fn a_command_that_hangs_is_killed_with_what_it_has_started() {
     tokio::time::sleep(Duration::from_secs(4)).await;
     assert!(!late.exists());
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn domains_whose_key_service_hangs_keep_no_other_from_opening_and_are_tried_again() {
+    const LIMIT: Duration = Duration::from_secs(5);
+    let dir = tempfile::tempdir().unwrap();
+    let (data, answers) = (dir.path().join("data"), dir.path().join("answers"));
+    let sealed: Vec<_> = (0..6).map(|n| name(&format!("sealed-{n}"))).collect();
+    {
+        let domains = open(&data, command(&dir, "cat")).await.unwrap();
+        for name in &sealed {
+            domains.create_as(name, Some(true)).await.unwrap();
+        }
+        domains.create_as(&name("clear"), Some(false)).await.unwrap();
+    }
+    let script = format!("if [ -e {} ]; then sleep 2; cat; else sleep 60; fi", answers.display());
+    let hangs = KeyOptions { command_timeout: LIMIT, ..command(&dir, &script) };
+    let domains = open(&data, hangs).await.unwrap();
+    let begin = Instant::now();
+    let opened = domains.open_all().await.unwrap();
+    assert_eq!(opened.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), ["clear"]);
+    assert!(begin.elapsed() < LIMIT, "it waited for key services that hang: {:?}", begin.elapsed());
+    for name in &sealed {
+        let error = domains.open(name).await.unwrap_err();
+        assert!(matches!(&error, Error::Locked(reason) if reason.contains("did not end within 5 s")), "{error}");
+    }
+    assert!(begin.elapsed() < 2 * LIMIT, "they were asked one after another: {:?}", begin.elapsed());
+
+    // It answers again, slowly. While it is asked, requests learn at once that it did not.
+    std::fs::write(&answers, "").unwrap();
+    let mut was_refused_at_once = false;
+    let opened = loop {
+        let look = tokio::spawn({
+            let domains = domains.clone();
+            async move { domains.open_all().await.unwrap() }
+        });
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        let asked = Instant::now();
+        if let Err(error) = domains.open(&sealed[0]).await {
+            assert!(matches!(error, Error::Locked(_)), "{error}");
+            was_refused_at_once = asked.elapsed() < Duration::from_secs(1);
+            assert!(was_refused_at_once, "{:?}", asked.elapsed());
+        }
+        let opened = look.await.unwrap();
+        if opened.len() == sealed.len() + 1 {
+            break opened;
+        }
+        assert!(begin.elapsed() < 12 * LIMIT, "they were not tried again");
+    };
+    assert!(was_refused_at_once && opened.iter().any(|(name, _)| *name == sealed[5]));
+}

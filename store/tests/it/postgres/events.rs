@@ -2,8 +2,9 @@
 
 use super::{connect, push, unique};
 use futures::future::join_all;
+use pfr_schema::api::GcReport;
 use pfr_schema::journal::Record;
-use pfr_store::{Happening, JournalRow, Metadata};
+use pfr_store::{GcRun, GcTrigger, Happening, JournalRow, Metadata};
 use sqlx::{Connection as _, PgConnection};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -83,4 +84,34 @@ async fn a_reader_sees_each_event_once_and_in_order_while_replicas_write_and_jou
     let (seen, all) = reading.await.unwrap();
     assert_eq!(seen, all.iter().map(|event| event.number).collect::<Vec<_>>(), "none appeared behind one that was read");
     assert_eq!(seen.len() as u64, WRITERS * EACH * 2, "a snapshot and a tag for each push");
+}
+
+/// A replica of the version before events runs these statements, beside one of this version.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_replica_of_the_version_before_journals_is_an_event_too() {
+    let url = pfr_testkit::postgres::database();
+    let store = connect(&url).await;
+    store.begin_events("epoch".into()).await.unwrap();
+    push(&*store, &[1], "a").await.unwrap();
+    let report = GcReport { released: 1, finished_at: Some(7), ..GcReport::default() };
+    let report = serde_json::to_string(&report).unwrap();
+    let run = GcRun { id: "run".into(), trigger: GcTrigger::Command, started_at: 5, finished_at: Some(7), report };
+    store.record_gc_run(run).await.unwrap();
+    let mut old = PgConnection::connect(&url).await.unwrap();
+    let insert = r#"INSERT INTO changes (record) VALUES ('{"op":"untag","repository":"team/agent","tag":"old"}')"#;
+    sqlx::query(insert).execute(&mut old).await.unwrap();
+    let find = "SELECT record FROM changes ORDER BY seq LIMIT 1000";
+    let records: Vec<String> = sqlx::query_scalar(find).fetch_all(&mut old).await.unwrap();
+    assert_eq!(records.len(), 3);
+    for record in &records {
+        assert!(serde_json::from_str::<Record>(record).is_ok(), "it cannot read {record}");
+    }
+    sqlx::query("DELETE FROM changes WHERE seq BETWEEN 1 AND 1000").execute(&mut old).await.unwrap();
+    let events = store.events(0, 100).await.unwrap().events;
+    let kinds: Vec<bool> = events.iter().map(|event| matches!(event.what, Happening::Names(_))).collect();
+    assert_eq!(kinds, [true, true, false, true], "{events:?}");
+    assert!(events.is_sorted_by(|a, b| a.number < b.number), "{events:?}");
+    assert!(matches!(&events[3].what, Happening::Names(Record::Untag { tag, .. }) if tag.as_str() == "old"), "{events:?}");
+    assert!(store.unjournaled(10).await.unwrap().is_empty() && store.note_collections().await.unwrap());
+    assert_eq!(store.events(0, 100).await.unwrap().events, events, "each once");
 }
