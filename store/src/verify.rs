@@ -4,6 +4,7 @@
 mod batch;
 
 use crate::error::{Error, Result};
+use crate::trace::Stage;
 use batch::Batch;
 use bytes::Bytes;
 use futures::Stream;
@@ -403,7 +404,8 @@ impl Verifier {
             return;
         }
         self.hashing_bytes += bytes;
-        let task = tokio::task::spawn_blocking(move || batch::verify(&frames).map(|()| frames));
+        let stage = Stage::verify(frames.len(), bytes);
+        let task = tokio::task::spawn_blocking(move || stage.end(batch::verify(&frames)).map(|()| frames));
         self.hashing.push_back((bytes, task));
     }
 

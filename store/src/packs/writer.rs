@@ -9,6 +9,7 @@ use crate::Store;
 use crate::error::{Error, Result};
 use crate::live::LivePush;
 use crate::metadata::{FullPack, Moved, NewContainer, NewFrame, PackId, PackSizes, PackStored, PushId};
+use crate::trace::Stage;
 use bytes::Bytes;
 use object_store::{MultipartUpload, ObjectStoreExt as _, PutPayload, UploadPart};
 use pfr_schema::frame::Header;
@@ -134,11 +135,12 @@ impl PackWriter {
         // Compaction frees more than it takes, and has looked whether it fits.
         let disk = self.store.packs_disk.as_ref().filter(|_| self.grows);
         let coming = disk.map(|disk| disk.take(self.pending_bytes as u64)).transpose()?;
+        let stage = Stage::storage("put part", &self.key, self.pending_bytes as u64);
         self.pending_bytes = 0;
         let part: UploadPart = self.upload.put_part(PutPayload::from_iter(std::mem::take(&mut self.pending)));
         self.writing = Some(tokio::spawn(async move {
             let written = part.await;
-            drop(coming);
+            drop((coming, stage));
             written
         }));
         Ok(())
@@ -209,7 +211,8 @@ impl PackWriter {
             self.remove_unfinished().await;
             return Err(error);
         }
-        let completed = self.upload.complete().await.map_err(Error::packs);
+        let stage = Stage::storage("complete pack", &self.key, self.offset);
+        let completed = stage.end(self.upload.complete().await.map_err(Error::packs));
         let completed = match completed {
             Ok(_) => self.store.settle_folder(&path(&self.key)).await,
             Err(error) => Err(error),
