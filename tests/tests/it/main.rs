@@ -12,3 +12,4 @@ mod mirror;
 mod pull_through;
 mod replicas;
 mod tags;
+mod traces;
