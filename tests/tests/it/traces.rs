@@ -55,10 +55,10 @@ fn attribute<'a>(span: &'a Span, name: &str) -> &'a str {
 #[test]
 fn a_push_is_one_trace_from_the_command_through_a_proxy_to_the_database_and_the_storage() {
     let collector = Collector::start(Manner::Take);
-    let registry = registry_with(&[(ENDPOINT, &collector.url)], &[]);
+    let registry = registry_with(&[(ENDPOINT, collector.url.as_str())], &[]);
     let proxy = front(&registry.url(), |_| Fate::Pass);
     let pf = Pf::new(&proxy.url);
-    push(&pf, "team/agent:t", &[(ENDPOINT, &collector.url), ("OTEL_SERVICE_NAME", "my-client")]);
+    push(&pf, "team/agent:t", &[(ENDPOINT, collector.url.as_str()), ("OTEL_SERVICE_NAME", "my-client")]);
     let trace = trace_of(&collector, "pf push", |span| attribute(span, "db.operation.name") == "commit");
     let first = trace.iter().find(|span| span.parent.is_empty()).unwrap();
     assert_eq!((first.service.as_str(), first.kind, attribute(first, "process.exit.code")), ("my-client", INTERNAL, "0"));
@@ -103,7 +103,7 @@ fn replicas_and_registries_before_an_upstream_continue_a_trace() {
     let backend = Backend::new(Database::Postgres, Packs::Bucket);
     let options = ["--otlp-endpoint", &collector.url];
     let replicas = [backend.registry(&options), backend.registry(&options)];
-    let near = registry_with(&[(ENDPOINT, &collector.url)], &["--upstream", &replicas[1].url()]);
+    let near = registry_with(&[(ENDPOINT, collector.url.as_str())], &["--upstream", &replicas[1].url()]);
     let variables = [(ENDPOINT, collector.url.as_str())];
     push(&Pf::new(&replicas[0].url()), "a:t", &variables);
     run(&Pf::new(&near.url()), &["pull", "a:t"], &variables);
@@ -168,7 +168,7 @@ fn a_collector_that_hangs_refuses_or_is_away_does_not_hold_up_a_push() {
 #[test]
 fn dropped_spans_are_counted_and_said_once() {
     let refusing = Collector::start(Manner::Refuse);
-    let registry = registry_with(&[(ENDPOINT, &refusing.url)], &[]);
+    let registry = registry_with(&[(ENDPOINT, refusing.url.as_str())], &[]);
     assert!(registry.metric("pf_traces_dropped_spans_total") == 0.0);
     let pf = Pf::new(&registry.url());
     let mut dropped = 0.0;
@@ -184,9 +184,9 @@ fn dropped_spans_are_counted_and_said_once() {
 #[test]
 fn a_malformed_parent_is_ignored_and_the_request_begins_a_trace() {
     let collector = Collector::start(Manner::Take);
-    let registry = registry_with(&[(ENDPOINT, &collector.url)], &[]);
+    let registry = registry_with(&[(ENDPOINT, collector.url.as_str())], &[]);
     let proxy = front(&registry.url(), |_| Fate::With("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-0"));
-    push(&Pf::new(&proxy.url), "a:t", &[(ENDPOINT, &collector.url)]);
+    push(&Pf::new(&proxy.url), "a:t", &[(ENDPOINT, collector.url.as_str())]);
     let served = wait_for("a request", 30, || {
         let served: Vec<Span> = collector.spans().into_iter().filter(|span| span.kind == SERVER).collect();
         (!served.is_empty()).then_some(served)
@@ -213,7 +213,7 @@ fn a_bad_endpoint_is_refused_by_name_and_switches_turn_traces_off() {
 
     let collector = Collector::start(Manner::Take);
     for off in [("OTEL_SDK_DISABLED", "true"), ("OTEL_TRACES_EXPORTER", "none"), ("OTEL_TRACES_SAMPLER", "always_off")] {
-        push(&pf, "a:t", &[(ENDPOINT, &collector.url), off]);
+        push(&pf, "a:t", &[(ENDPOINT, collector.url.as_str()), off]);
         assert!(collector.heads().is_empty(), "{off:?}");
     }
 }
