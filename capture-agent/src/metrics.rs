@@ -16,6 +16,7 @@ pub(crate) const SAVES: &str = "pf_agent_saves_total";
 pub(crate) const TAKINGS: &str = "pf_agent_takings_total";
 pub(crate) const JOBS: &str = "pf_agent_jobs_total";
 pub(crate) const JOBS_OPEN: &str = "pf_agent_jobs_open";
+pub(crate) const TRACES_DROPPED: &str = "pf_agent_traces_dropped_spans_total";
 pub(crate) const WARM_BYTES: &str = "pf_agent_warm_bytes_total";
 
 /// The recorder of the process.
@@ -44,6 +45,7 @@ fn describe() {
     describe_counter!(SAVES, Unit::Count, "Saves that requests asked for, by outcome: ok, or the code of the refusal.");
     describe_counter!(JOBS, Unit::Count, "Jobs that ended, by kind and outcome: done, failed, cancelled.");
     describe_gauge!(JOBS_OPEN, Unit::Count, "Jobs that are under way.");
+    describe_counter!(TRACES_DROPPED, Unit::Count, "Spans that ended and never reached the collector of traces.");
     describe_counter!(WARM_BYTES, Unit::Bytes, "Bytes of frames that warm jobs fetched.");
     describe_counter!("pf_agent_snapshots_total", Unit::Count, "Snapshots by outcome: ok, or the code of the refusal.");
     describe_histogram!("pf_agent_snapshot_pause_seconds", Unit::Seconds, "How long an engine was paused for a snapshot.");

@@ -5,6 +5,7 @@ use crate::{Config, Error, daemon};
 use clap::{CommandFactory as _, Parser, Subcommand};
 use pfr_client::AgentClient;
 use pfr_client::cli::Failure;
+use pfr_service::traces::{SERVER_END, TraceSettings};
 use pfr_service::{Secret, UserDirs, settings};
 use std::io::Write as _;
 use std::path::PathBuf;
@@ -64,10 +65,12 @@ pub fn main() -> ExitCode {
             return if error.use_stderr() { ExitCode::from(USAGE) } else { ExitCode::SUCCESS };
         }
     };
-    match cli.command.run() {
+    let code = match cli.command.run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => failure(&error).report(false),
-    }
+    };
+    pfr_service::traces::finish(SERVER_END);
+    code
 }
 
 /// The error as `pf` reports its own, with this program's names of options.
@@ -115,7 +118,8 @@ fn health(config: &Config) -> Result<(), Error> {
 }
 
 fn serve(config: Config) -> Result<(), Error> {
-    pfr_service::log::start(config.log_format, &config.log).map_err(|e| Error::Invalid(format!("log: {e}")))?;
+    let traces = pfr_service::traces::open("pf-agent", &TraceSettings::default()).map_err(|e| Error::Invalid(e.to_string()))?;
+    pfr_service::log::start(config.log_format, &config.log, traces).map_err(|e| Error::Invalid(format!("log: {e}")))?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime = runtime.map_err(Error::io("start threads"))?;
     let served = runtime.block_on(daemon::serve(config, |config| {

@@ -1,7 +1,7 @@
 //! The capture agent of this host: its control interface over a Unix socket.
 
 use crate::error::{Error, Result};
-use crate::remote::reason;
+use crate::remote::{reason, traced};
 use pfr_schema::agent::{
     EngineInfo, Engines, Fits, Job, JobRequest, Jobs, Outline, Pushes, RestoreReport, RestoreRequest, Sequences, SnapshotReport,
     SnapshotRequest,
@@ -150,7 +150,7 @@ impl AgentClient {
 
     /// The body of an answer that is not an error.
     async fn answer(&self, request: RequestBuilder) -> Result<Vec<u8>> {
-        let mut answer = request.send().await.map_err(|e| self.silent(&e))?;
+        let mut answer = traced::send(request, 1).await.map_err(|e| self.silent(&e))?;
         let status = answer.status();
         let mut body = Vec::new();
         while let Some(chunk) = answer.chunk().await.map_err(|e| self.silent(&e))? {

@@ -7,7 +7,7 @@
 //! alike.
 //!
 //! `send` has the retries, `frames` the streams, `direct` the way around the registry to the
-//! storage behind it, `trust` the certificates that are accepted.
+//! storage behind it, `trust` the certificates that are accepted, `traced` the spans of requests.
 
 pub(crate) mod backoff;
 mod direct;
@@ -22,6 +22,7 @@ mod pushes;
 mod read;
 mod send;
 mod signing;
+pub(crate) mod traced;
 mod trust;
 
 pub use events::{EventFilter, Events, Followed};

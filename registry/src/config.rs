@@ -9,7 +9,8 @@ use pfr_client::{ByteSize, human};
 use pfr_schema::FormatError;
 use pfr_schema::codec::Codecs;
 use pfr_service::settings::{self, FileError};
-use pfr_service::{LogFormat, SecretUrl};
+use pfr_service::traces::{TraceError, TraceSettings};
+use pfr_service::{LogFormat, Secret, SecretUrl};
 use pfr_store::storage::StorageOptions;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
@@ -252,6 +253,15 @@ settings! {
     /// What is logged: a level, or per-module directives such as `info,pfr_store=debug` [default:
     /// info].
     log: String = "info".to_owned(), "PF_REGISTRY_LOG", "FILTER";
+    /// Collector that traces are sent to over OTLP/HTTP, `http(s)://HOST:PORT` [default: none]. Like
+    /// the two that follow it wins over the standard variable, here OTEL_EXPORTER_OTLP_ENDPOINT.
+    otlp_endpoint: String = String::new(), "PF_REGISTRY_OTLP_ENDPOINT", "URL";
+    /// Headers of the requests to it, `NAME=VALUE,NAME=VALUE` [default: none]. Better given by the
+    /// environment or the file: command lines can be read by everyone on the machine.
+    otlp_headers: Secret = Secret::default(), "PF_REGISTRY_OTLP_HEADERS", "HEADERS", hide_env_values = true;
+    /// Which spans are sent: a level, or per-module directives such as `pfr_registry=info` [default:
+    /// none]. Without it, those of `pf` from `info` on.
+    trace_filter: String = String::new(), "PF_REGISTRY_TRACE_FILTER", "FILTER";
 }
 
 /// A set of codecs as settings have it.
@@ -379,6 +389,9 @@ pub enum SettingsError {
     /// The log filter does not parse.
     #[error("log filter: {0}")]
     Filter(String),
+    /// Traces cannot be sent as the settings or the standard variables say.
+    #[error(transparent)]
+    Traces(#[from] TraceError),
 }
 
 /// A setting in bytes, with or without a unit.
@@ -512,6 +525,11 @@ impl Config {
     /// What is trusted besides the authorities that this machine trusts.
     pub(crate) fn extra_roots(&self) -> Option<PathBuf> {
         is_given(&self.tls_ca).then(|| self.tls_ca.clone())
+    }
+
+    /// Where traces go.
+    pub(crate) fn trace_settings(&self) -> TraceSettings {
+        TraceSettings { endpoint: self.otlp_endpoint.clone(), headers: self.otlp_headers.clone(), filter: self.trace_filter.clone() }
     }
 
     /// The settings of the store.

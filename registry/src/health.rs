@@ -4,7 +4,7 @@
 use crate::app::App;
 use crate::auth::{Access, Admin, AllRepositories, Metrics, Open};
 use crate::failures;
-use crate::metrics::{DISK, PACKS, ROWS_WRITTEN, SMALL_PACKS, of_domain, set_quota, set_tasks};
+use crate::metrics::{DISK, PACKS, ROWS_WRITTEN, SMALL_PACKS, TRACES_DROPPED, of_domain, set_quota, set_tasks};
 use crate::problem::ApiError;
 use crate::v1::Answer;
 use axum::extract::State;
@@ -54,6 +54,7 @@ pub(crate) async fn metrics(_: Access<Admin, Metrics>, State(app): State<App>) -
         set_tasks(&domain.name, &domain.schedule.tasks());
         metrics::counter!(ROWS_WRITTEN, of_domain(&domain.name)).absolute(domain.store.metadata().rows_written());
     }
+    metrics::counter!(TRACES_DROPPED).absolute(pfr_service::traces::dropped());
     // A scrape must work when the store does not: then the gauges keep their last values.
     let read = async {
         for domain in &domains {

@@ -47,6 +47,7 @@ pub(crate) const QUOTA_USED_SNAPSHOTS: &str = "pf_quota_used_snapshots";
 pub(crate) const RETENTION_DELETED: &str = "pf_retention_deleted_snapshots_total";
 pub(crate) const RATE_LIMITED: &str = "pf_rate_limited_requests_total";
 pub(crate) const THROTTLED: &str = "pf_throttled_bytes_total";
+pub(crate) const TRACES_DROPPED: &str = "pf_traces_dropped_spans_total";
 pub(crate) const AUDIT_MISSED: &str = "pf_audit_missed_records_total";
 pub(crate) const AUDIT_LAG: &str = "pf_audit_file_lag_seconds";
 pub(crate) const TASK_RUNS: &str = "pf_task_runs_total";
@@ -145,6 +146,7 @@ fn describe() {
     describe_gauge!(QUOTA_SNAPSHOTS, Unit::Count, "Snapshots that a domain may hold, if there is a limit.");
     describe_gauge!(QUOTA_USED_SNAPSHOTS, Unit::Count, "Snapshots that it holds.");
     describe_counter!(RETENTION_DELETED, Unit::Count, "Snapshots that retention policies deleted.");
+    describe_counter!(TRACES_DROPPED, Unit::Count, "Spans that ended and never reached the collector of traces.");
     describe_counter!(RATE_LIMITED, Unit::Count, "Requests refused with `rate_limited`, by the limit: token, address or domain.");
     describe_counter!(THROTTLED, Unit::Bytes, "Bytes of streams that had to wait for a limit on bytes a second, by direction.");
     describe_counter!(AUDIT_MISSED, Unit::Count, "Refused and failed requests whose record in the audit log could not be written.");

@@ -11,6 +11,7 @@
 //! | [`secret`] | tokens and passwords that cannot be printed | `program` |
 //! | [`user_dirs`] | the folders of the user | `program` |
 //! | [`log`] | the log on standard error | `program` |
+//! | [`traces`] | spans, exported to a collector | `program` |
 //! | [`signals`] | the signals that end a program, or have it read its files again | `program` |
 //! | [`problem`] | errors as `application/problem+json` | `http` |
 //! | [`metrics`] | the recorder behind `/metrics` | `http` |
@@ -34,6 +35,8 @@ pub mod secret;
 pub mod settings;
 #[cfg(feature = "program")]
 pub mod signals;
+#[cfg(feature = "program")]
+pub mod traces;
 pub mod units;
 #[cfg(feature = "program")]
 pub mod user_dirs;

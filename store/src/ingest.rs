@@ -9,6 +9,7 @@ use crate::error::{Error, Result};
 use crate::live::LivePush;
 use crate::metadata::NewContainer;
 use crate::packs::PackWriter;
+use crate::trace;
 use crate::verify::{For, Incoming, Opened, Step, Verifier, Whole, is_large};
 use bytes::Bytes;
 use futures::{Stream, StreamExt as _, TryStreamExt as _};
@@ -19,6 +20,7 @@ use source::{Read, Source, Wanted};
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
+use tracing::Instrument as _;
 
 /// Memory for one frame's entry until its pack is indexed, in bytes.
 const ENTRY: u64 = 512;
@@ -86,7 +88,11 @@ impl Store {
         stream: &mut (dyn Stream<Item = Result<Bytes>> + Send + Unpin),
     ) -> Result<Ingested> {
         let mut ingest = Ingest { store: self, push: push.clone(), pack: None, done: Ingested::default() };
-        match ingest.take_all(stream).await {
+        let span = trace::storing();
+        let taken = ingest.take_all(stream).instrument(span.clone()).await;
+        span.record("pf.frames", trace::number(ingest.done.frames)).record("pf.bytes", trace::number(ingest.done.stored_bytes));
+        span.record("pf.frames.new", trace::number(ingest.done.new));
+        match taken {
             Ok(()) => Ok(ingest.done),
             Err(Fault::Stream(error)) => {
                 // Keep the complete blobs, so that a retry sends only the rest.

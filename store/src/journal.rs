@@ -16,6 +16,7 @@ use crate::Store;
 use crate::boxed;
 use crate::error::{Error, Result};
 use crate::metadata::{JournalRow, Unjournaled};
+use crate::trace::Stage;
 use futures::TryStreamExt as _;
 use object_store::path::Path;
 use object_store::{ObjectStoreExt as _, PutPayload};
@@ -35,7 +36,9 @@ impl Store {
     #[boxed]
     pub async fn flush_journal(&self) -> Result<()> {
         // A caller that waits here usually finds that the flush before has written its change too.
+        let waiting = Stage::wait("wait for the journal");
         let _one_at_a_time = self.journaling.lock().await;
+        drop(waiting);
         loop {
             let changes = self.metadata.unjournaled(BATCH).await?;
             let more = changes.len() == BATCH;
@@ -64,7 +67,8 @@ impl Store {
         }
         self.is_clear_still().await?;
         let path = Path::from(row.key.as_str());
-        self.packs.put(&path, PutPayload::from(bytes)).await.map_err(Error::packs)?;
+        let stage = Stage::storage("put journal", &row.key, found);
+        stage.end(self.packs.put(&path, PutPayload::from(bytes)).await.map_err(Error::packs))?;
         self.settle_folder(&path).await?;
         Ok(row)
     }

@@ -42,6 +42,7 @@ mod signatures;
 pub mod storage;
 mod store;
 mod tasks;
+mod trace;
 mod uploads;
 mod verify;
 

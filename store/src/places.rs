@@ -1,6 +1,7 @@
 //! Permits for work that holds memory. The holder of one can see whether others wait.
 
 use crate::error::{Error, Result};
+use crate::trace::Stage;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -37,7 +38,7 @@ impl Places {
         if let Some(place) = self.try_take() {
             return Ok(place);
         }
-        let _waiting = Waiting::begin(self);
+        let _waiting = (Waiting::begin(self), Stage::wait("wait for a place"));
         match tokio::time::timeout(limit, Arc::clone(&self.permits).acquire_owned()).await {
             Ok(place) => place.map_err(|e| Error::Internal(e.to_string())),
             Err(_) => Err(Error::Overloaded(words)),

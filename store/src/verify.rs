@@ -13,6 +13,7 @@ mod opened;
 pub use opened::{Opened, opened_frames};
 
 use crate::error::{Error, Result};
+use crate::trace::Stage;
 use batch::Batch;
 use bytes::Bytes;
 use futures::Stream;
@@ -508,8 +509,11 @@ impl Verifier {
         }
         self.hashing_bytes += bytes;
         let keep = matches!(self.purpose, For::Reader { .. });
-        let sink = self.sink.clone();
-        let task = tokio::task::spawn_blocking(move || groups::verify(frames, keep, sink.as_ref()));
+        let (sink, stage) = (self.sink.clone(), Stage::verify(frames.len(), bytes));
+        let task = tokio::task::spawn_blocking(move || {
+            let (right, fault) = groups::verify(frames, keep, sink.as_ref());
+            (right, stage.end(fault.map_or(Ok(()), Err)).err())
+        });
         self.hashing.push_back((bytes, task));
     }
 

@@ -1,6 +1,6 @@
 //! What tests share: generated snapshots and their frames, a proxy that falsifies answers, a
 //! storage that fails, small and broken disks, real PostgreSQL and S3 servers on loopback, which
-//! end with the process that started them, certificates and tokens of issuers, and the seeds and
+//! end with the process that started them, a collector of traces, certificates and tokens of issuers, and the seeds and
 //! required capabilities of a test run.
 
 #![expect(
@@ -11,6 +11,8 @@
     reason = "a test that cannot go on should stop and say where"
 )]
 
+#[cfg(feature = "collector")]
+pub mod collector;
 pub mod directory;
 pub mod disk;
 pub mod frames;

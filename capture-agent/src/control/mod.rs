@@ -70,7 +70,11 @@ fn router(agent: Agent) -> Result<Router> {
 }
 
 fn metrics_router<S: Clone + Send + Sync + 'static>(recorder: PrometheusHandle) -> Router<S> {
-    Router::new().route("/metrics", get(async move || ([("content-type", "text/plain; version=0.0.4")], recorder.render())))
+    let metrics = async move || {
+        metrics::counter!(crate::metrics::TRACES_DROPPED).absolute(pfr_service::traces::dropped());
+        ([("content-type", "text/plain; version=0.0.4")], recorder.render())
+    };
+    Router::new().route("/metrics", get(metrics))
 }
 
 /// Answers `/metrics` on a loopback address until the future is dropped.

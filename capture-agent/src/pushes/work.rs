@@ -12,6 +12,7 @@ use std::collections::HashSet;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tokio::sync::Semaphore;
+use tracing::Instrument as _;
 
 /// Characters of an error that a job keeps.
 const ERROR: usize = 4096;
@@ -30,7 +31,8 @@ pub(super) async fn run(queue: Weak<Inner>, id: String) {
         inner.change(&id, |job| job.state = PushState::Running);
         let attempt = inner.attempt(&job);
         drop(inner);
-        let outcome = attempt.await;
+        // Nothing waits for it: it begins a trace.
+        let outcome = attempt.instrument(tracing::info_span!("push snapshot", "pf.push" = id.as_str())).await;
         drop(place);
         let Some(inner) = queue.upgrade() else { return };
         let wait = inner.settle(&id, outcome).await;

@@ -58,6 +58,8 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
+use tracing::Instrument as _;
+use tracing::field::Empty;
 use write::Written;
 
 impl Agent {
@@ -68,7 +70,12 @@ impl Agent {
     /// Anything of [`crate::Error`]. No sequence runs then, and all allocations are given back.
     pub async fn restore(&self, engine: &str, request: RestoreRequest) -> Result<RestoreReport> {
         let started = Instant::now();
-        let result = self.restore_within(engine, &request, started).await;
+        let span = tracing::info_span!("restore", "pf.engine" = engine, "error.type" = Empty, "otel.status_code" = Empty);
+        let result = self.restore_within(engine, &request, started).instrument(span.clone()).await;
+        if let Err(error) = &result {
+            span.record("error.type", error.code().name()).record("otel.status_code", "ERROR");
+        }
+        drop(span);
         note(engine, &request.reference, result.as_ref());
         result
     }

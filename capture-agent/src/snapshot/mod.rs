@@ -35,6 +35,8 @@ use std::sync::Arc;
 use std::time::Instant;
 pub(crate) use target::Target;
 use tokio::task::JoinSet;
+use tracing::Instrument as _;
+use tracing::field::Empty;
 
 /// Logits recorded of the next step, unless the request names a number.
 const ORACLE_TOP: u32 = 8;
@@ -51,11 +53,19 @@ impl Agent {
 
     /// The same for the save with this ticket, if there is one.
     pub(crate) async fn snapshot_for(&self, save: Option<&str>, engine: &str, request: SnapshotRequest) -> Result<SnapshotReport> {
-        let result = match self.llamas().get(engine) {
-            Some(llama) => self.take_slot(&llama, request).await,
-            None => self.take_snapshot(save, engine, &request).await,
+        let span = tracing::info_span!("capture", "pf.engine" = engine, "error.type" = Empty, "otel.status_code" = Empty);
+        let taking = async {
+            match self.llamas().get(engine) {
+                Some(llama) => self.take_slot(&llama, request).await,
+                None => self.take_snapshot(save, engine, &request).await,
+            }
         };
+        let result = taking.instrument(span.clone()).await;
         let outcome = result.as_ref().map_or_else(|error| error.code().name(), |_| "ok");
+        if result.is_err() {
+            span.record("error.type", outcome).record("otel.status_code", "ERROR");
+        }
+        drop(span);
         metrics::counter!("pf_agent_snapshots_total", "outcome" => outcome).increment(1);
         match &result {
             Ok(report) => {

@@ -5,8 +5,12 @@ use super::context::Context;
 use super::failure::Failure;
 use super::usage;
 use pfr_service::LogFormat;
+use pfr_service::traces::{COMMAND_END, TraceSettings, Traces};
+use std::ffi::OsString;
 use std::process::ExitCode;
 use std::time::Duration;
+use tracing::field::Empty;
+use tracing::{Instrument as _, Span};
 
 /// A command line, and the work that it asks for.
 pub trait Program: clap::Parser {
@@ -36,23 +40,62 @@ pub fn main<P: Program>() -> ExitCode {
         Ok(program) => program,
         Err(code) => return code,
     };
-    start_log();
+    let traces = match pfr_service::traces::open("pf", &TraceSettings::default()) {
+        Ok(traces) => traces,
+        Err(error) => return Failure::usage(error.to_string()).report(json),
+    };
+    start_log(traces);
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return Failure::bug(format!("cannot start worker threads: {error}")).report(json),
     };
-    let result = runtime.block_on(async {
+    let span = span_of::<P>();
+    let work = async {
         tokio::select! {
             result = run(program) => result,
             interrupted = interrupted(P::RESUME_HINT) => Err(interrupted),
         }
-    });
+    };
+    let result = runtime.block_on(work.instrument(span.clone()));
     // Hashing threads may still be busy with pages that are no longer needed.
     runtime.shutdown_timeout(Duration::from_millis(50));
-    match result {
+    let code = match &result {
+        Ok(()) => 0,
+        Err(failure) => failure.exit(),
+    };
+    span.record("process.exit.code", i64::from(code));
+    if code > 0 {
+        span.record("otel.status_code", "ERROR");
+    }
+    drop(span);
+    // The user reads the outcome before the last spans are sent.
+    let code = match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(json),
+    };
+    pfr_service::traces::finish(COMMAND_END);
+    code
+}
+
+/// The span of this run. It has the names of the commands, and no argument: these may hold secrets.
+fn span_of<P: Program>() -> Span {
+    let span = tracing::info_span!("command", "otel.name" = Empty, "process.exit.code" = Empty, "otel.status_code" = Empty,);
+    if !span.is_disabled() {
+        span.record("otel.name", commands_in(&P::command(), std::env::args_os().skip(1)));
     }
+    span
+}
+
+/// The name of a program and of the commands among its arguments: `pf tag rm`.
+fn commands_in(program: &clap::Command, arguments: impl Iterator<Item = OsString>) -> String {
+    let (mut name, mut level) = (program.get_name().to_owned(), program);
+    for argument in arguments.take_while(|argument| argument != "--") {
+        if let Some(command) = level.find_subcommand(&argument) {
+            name = format!("{name} {}", command.get_name());
+            level = command;
+        }
+    }
+    name
 }
 
 async fn run<P: Program>(program: P) -> Result<(), Failure> {
@@ -63,12 +106,12 @@ async fn run<P: Program>(program: P) -> Result<(), Failure> {
     flushed
 }
 
-/// A log on stderr, only if `RUST_LOG` asks for one.
-fn start_log() {
-    if let Ok(filter) = std::env::var("RUST_LOG") {
-        // A variable meant for another program is no reason to refuse a command.
-        let _ = pfr_service::log::subscribe(LogFormat::Text, &filter);
-    }
+/// A log on stderr, only if `RUST_LOG` asks for one, and the export of spans, only if a collector
+/// is named.
+fn start_log(traces: Option<Traces>) {
+    let filter = std::env::var("RUST_LOG").ok();
+    // A variable meant for another program is no reason to refuse a command.
+    let _ = pfr_service::log::subscribe(filter.as_deref().map(|filter| (LogFormat::Text, filter)), traces);
 }
 
 /// Completes when Ctrl-C, SIGTERM or a closed terminal ends the command. The work is then dropped,
@@ -78,5 +121,23 @@ async fn interrupted(resume_hint: &str) -> Failure {
         Ok(signal) => Failure::interrupted(signal.await.exit_code(), format!("interrupted; {resume_hint}")),
         // The signals keep their default: they end the process.
         Err(_) => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_span_is_named_by_commands_and_never_by_arguments() {
+        let pf = clap::Command::new("pf")
+            .subcommand(clap::Command::new("push"))
+            .subcommand(clap::Command::new("tag").subcommand(clap::Command::new("rm").alias("remove")));
+        for (line, name) in
+            [("--token hush push a/b:c", "pf push"), ("tag remove push", "pf tag rm"), ("hush", "pf"), ("-- push", "pf"), ("", "pf")]
+        {
+            let arguments = line.split_whitespace();
+            assert_eq!(commands_in(&pf, arguments.map(OsString::from)), name);
+        }
     }
 }

@@ -37,6 +37,7 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::{JoinHandle, JoinSet};
+use tracing::Instrument as _;
 
 /// Raw bytes in one request, at most: the first blobs of a request are handed on while the others
 /// come, but a request that is cut is sent again for what is left.
@@ -201,7 +202,7 @@ impl Passage {
         let items: Vec<Item> = digests.iter().filter_map(|digest| self.0.lacking.get(digest)).copied().collect();
         self.0.wanted.fetch_add(items.iter().map(Item::bytes).sum(), Ordering::Relaxed);
         let (give, requests) = unbounded_channel();
-        let asking = tokio::spawn(ask(Arc::clone(&self.0), items, give));
+        let asking = tokio::spawn(ask(Arc::clone(&self.0), items, give).in_current_span());
         Arrivals { requests, current: None, asking }
     }
 
@@ -386,7 +387,7 @@ async fn ask(inner: Arc<Inner>, items: Vec<Item>, give: UnboundedSender<Unbounde
                 Ok(taken) => {
                     let store = inner.behind.lock().as_ref().map(|behind| behind.send.clone());
                     let to = To { taken: Mutex::new(taken), reader, store };
-                    running.spawn(request(Arc::clone(&inner), batch.to_vec(), to));
+                    running.spawn(request(Arc::clone(&inner), batch.to_vec(), to).in_current_span());
                 }
                 Err(error) => _ = reader.send(Err(error)),
             }
@@ -461,12 +462,13 @@ impl Behind {
     fn start(store: &Store, push: &LivePush) -> Self {
         let (send, mut receive) = unbounded_channel::<(Opened, Arc<Part>)>();
         let (store, push) = (store.clone(), push.clone());
-        let task = tokio::spawn(async move {
+        let taking = async move {
             // The store's own memory is bounded. Bytes that waited in it for the rest of a pack
             // must not hold up the requests that bring this rest.
             let mut blobs = stream::poll_fn(move |context| receive.poll_recv(context)).map(|(opened, _part)| opened);
             store.ingest_opened(&push, &mut blobs).await
-        });
+        };
+        let task = tokio::spawn(taking.in_current_span());
         Self { send, task }
     }
 

@@ -200,7 +200,9 @@ impl<'a> Queue<'a> {
     /// Waits until others have sent some of it, or do not send it any more.
     async fn wait(&mut self) -> Result<()> {
         while !self.patience.is_over() {
+            let waiting = tracing::info_span!("wait", "otel.name" = "wait for another push");
             self.patience.wait(self.told).await;
+            drop(waiting);
             // One of each few: what one client sends is stored at once.
             let step = self.coming.len().div_ceil(PROBE);
             let mut probe: Vec<Item> = self.coming.chunks(step).map(|few| *sampled(few, self.turn)).collect();

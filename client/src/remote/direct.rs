@@ -8,7 +8,7 @@
 use super::backoff::WAITS;
 use super::pace::Pace;
 use super::send::reason;
-use super::{BoxFrames, Remote};
+use super::{BoxFrames, Remote, traced};
 use crate::error::{Error, Result};
 use bytes::{Bytes, BytesMut};
 use futures::StreamExt as _;
@@ -134,7 +134,7 @@ impl Remote {
         let broken = |error: reqwest::Error| Trouble::Broken(reason(&error));
         let (start, end) = (part.range.start + got.len() as u64, part.range.end);
         let request = self.direct.client.get(part.url.clone()).header(RANGE, format!("bytes={start}-{}", end - 1));
-        let mut response = tokio::time::timeout(idle, request.send()).await.map_err(silent)?.map_err(broken)?;
+        let mut response = tokio::time::timeout(idle, traced::send_elsewhere(request, 1)).await.map_err(silent)?.map_err(broken)?;
         match response.status() {
             StatusCode::PARTIAL_CONTENT => {}
             status if status.is_server_error() => return Err(Trouble::Broken(format!("it answered {status}"))),

@@ -3,7 +3,7 @@
 use super::backoff::Tries;
 use super::pace::{self, Pace};
 use super::send::reason;
-use super::{FrameSource, Remote};
+use super::{FrameSource, Remote, traced};
 use crate::error::{Error, Result};
 use crate::slot::Slot;
 use bytes::{Bytes, BytesMut};
@@ -99,7 +99,8 @@ impl Remote {
                 })
                 .map_err(move |error| own.keep(error))
         };
-        let request = self.client.put(url).header(CONTENT_TYPE, media_type::FRAMES).body(Body::wrap_stream(body)).send();
+        let request = self.client.put(url).header(CONTENT_TYPE, media_type::FRAMES).body(Body::wrap_stream(body));
+        let request = traced::send(request, attempt);
         let idle = self.options.idle_timeout;
         let least = pace::least(&self.options).max(1);
         let watch = async {

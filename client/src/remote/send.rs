@@ -3,6 +3,7 @@
 use super::Remote;
 use super::backoff::Tries;
 use super::pace::Pace;
+use super::traced;
 use crate::error::{Error, Result};
 use crate::slot::Slot;
 use bytes::{Bytes, BytesMut};
@@ -33,7 +34,7 @@ impl Remote {
                 Some(via) => build().header(super::VIA, &**via),
                 None => build(),
             };
-            let (error, retry_after) = match tokio::time::timeout(idle, request.send()).await {
+            let (error, retry_after) = match tokio::time::timeout(idle, traced::send(request, attempt)).await {
                 Err(_) => (self.silent(idle, attempt), None),
                 Ok(Err(error)) => (self.unreachable(&error, attempt), None),
                 Ok(Ok(response)) if response.status().is_success() && !is_web_page(&response) => {

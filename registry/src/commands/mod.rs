@@ -19,6 +19,7 @@ use crate::config::{Config, Overrides};
 use clap::{Arg, Args, CommandFactory as _, Parser, Subcommand};
 use pfr_client::cli::Failure;
 use pfr_service::settings;
+use pfr_service::traces::SERVER_END;
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -62,10 +63,12 @@ pub fn main() -> ExitCode {
             return if error.use_stderr() { ExitCode::from(USAGE) } else { ExitCode::SUCCESS };
         }
     };
-    match cli.command.run() {
+    let code = match cli.command.run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => failure(&error).report(json),
-    }
+    };
+    pfr_service::traces::finish(SERVER_END);
+    code
 }
 
 /// The error as `pf` reports its own.
@@ -162,10 +165,11 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
-    /// Reads the settings and starts the log.
+    /// Reads the settings, and starts the log and the export of traces.
     fn load(self) -> Result<Config, Error> {
         let config = Config::load(self.config.as_deref(), *self.overrides)?;
-        pfr_service::log::start(config.log_format, &config.log).map_err(crate::config::SettingsError::Filter)?;
+        let traces = pfr_service::traces::open("pf-registry", &config.trace_settings()).map_err(crate::config::SettingsError::Traces)?;
+        pfr_service::log::start(config.log_format, &config.log, traces).map_err(crate::config::SettingsError::Filter)?;
         Ok(config)
     }
 

@@ -23,3 +23,4 @@ pub(crate) mod sending;
 pub(crate) mod stream;
 pub(crate) mod timeout;
 pub(crate) mod tls;
+mod traced;

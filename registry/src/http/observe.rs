@@ -15,6 +15,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Instant;
+use tracing::Span;
 
 /// A request in flight.
 pub(crate) struct Observation {
@@ -36,6 +37,8 @@ pub(crate) struct Observation {
     permit: RequestPermit,
     /// Whose token the request carries, once that is known.
     pub(crate) caller: KnownCaller,
+    /// Its step of a trace, which ends with it.
+    span: Span,
 }
 
 impl Observation {
@@ -65,6 +68,7 @@ impl Observation {
             complete: false,
             permit,
             caller,
+            span: Span::current(),
         }
     }
 
@@ -82,6 +86,23 @@ impl Observation {
     /// The response's head is known.
     pub(crate) fn answered(&mut self, status: StatusCode) {
         self.status = Some(status);
+    }
+
+    /// Records the outcome in the span.
+    fn trace(&self, status: &str) {
+        let size = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
+        self.span.record("http.request.body.size", size(self.lease.received())).record("http.response.body.size", size(self.sent));
+        if let Some(status) = self.status {
+            self.span.record("http.response.status_code", i64::from(status.as_u16()));
+        }
+        let code = self.failure.as_ref().map(|(code, _)| code.name());
+        if let Some(kind) = code.or_else(|| (status == "cut").then_some(status)) {
+            self.span.record("error.type", kind);
+        }
+        // A refusal is no error of the server.
+        if status == "cut" || self.status.is_some_and(|status| status.is_server_error()) {
+            self.span.record("otel.status_code", "ERROR");
+        }
     }
 
     fn log(&self, status: &str) {
@@ -122,6 +143,7 @@ impl Drop for Observation {
         metrics::counter!(names::REQUESTS, "route" => self.route.clone(), "method" => method.clone(), "status" => status.clone())
             .increment(1);
         metrics::histogram!(names::DURATION, "route" => self.route.clone(), "method" => method).record(self.started.elapsed());
+        self.trace(&status);
         self.log(&status);
     }
 }
@@ -159,7 +181,7 @@ impl HttpBody for Observed {
             return Poll::Pending;
         }
         this.observation.permit.set(Activity::Working);
-        let polled = Pin::new(&mut this.body).poll_frame(cx);
+        let polled = this.observation.span.in_scope(|| Pin::new(&mut this.body).poll_frame(cx));
         match &polled {
             Poll::Ready(Some(Ok(frame))) => {
                 let bytes = frame.data_ref().map_or(0, Bytes::len);

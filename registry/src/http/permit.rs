@@ -19,7 +19,10 @@ pub(crate) async fn wait_for(semaphore: &Arc<Semaphore>, limit: Duration, messag
     if let Ok(permit) = Arc::clone(semaphore).try_acquire_owned() {
         return Ok(permit);
     }
-    match tokio::time::timeout(limit, Arc::clone(semaphore).acquire_owned()).await {
+    let waiting = tracing::info_span!("wait", "otel.name" = "wait for a permit");
+    let waited = tokio::time::timeout(limit, Arc::clone(semaphore).acquire_owned()).await;
+    drop(waiting);
+    match waited {
         Ok(permit) => permit.map_err(|e| ApiError::internal(e.to_string())),
         Err(_) => Err(ApiError::new(ErrorCode::Overloaded, message)),
     }

@@ -7,7 +7,7 @@ use crate::http::connections::Connection;
 use crate::http::host::Hosts;
 use crate::http::observe::{Observation, Observed};
 use crate::http::permit::{RequestPermit, wait_for};
-use crate::http::{address, base, body, host, same_origin};
+use crate::http::{address, base, body, host, same_origin, traced};
 use crate::oci;
 use crate::problem::ApiError;
 use crate::rates::Throttled;
@@ -22,6 +22,7 @@ use pfr_schema::ErrorCode;
 use pfr_service::problem;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use tracing::{Instrument as _, Span};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Routes that must answer however busy the registry is.
@@ -41,6 +42,16 @@ const STREAMS: [&str; 5] = [
 pub(crate) async fn middleware(State(app): State<App>, request: Request, next: Next) -> Response {
     let id = request_id(request.headers());
     let route = request.extensions().get::<MatchedPath>().map_or("unmatched", MatchedPath::as_str).to_owned();
+    let span = if EXEMPT.contains(&route.as_str()) {
+        Span::none()
+    } else {
+        let path = base::path_of(request.uri(), request.extensions());
+        traced::span_of(&request, &route, path, &id)
+    };
+    answer(app, request, next, id, route).instrument(span).await
+}
+
+async fn answer(app: App, request: Request, next: Next, id: String, route: String) -> Response {
     let exempt = EXEMPT.contains(&route.as_str());
     let connection = request.extensions().get::<Arc<Connection>>().cloned();
     let named = match PROBES.contains(&route.as_str()) {

@@ -11,6 +11,7 @@ use pfr_store::Store;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::Semaphore;
+use tracing::Instrument as _;
 
 /// Snapshots pulled at once; others wait.
 const PULLS: usize = 2;
@@ -59,10 +60,12 @@ impl Pulls {
     /// it.
     fn start(self: &Arc<Self>, remote: Remote, key: Key) -> Shared<BoxFuture<'static, Done>> {
         let pulls = Arc::clone(self);
-        let task = tokio::spawn(async move {
+        let pulling = async move {
             let running = Running { pulls, key };
             running.pulls.pull(&remote, &running.key.0, running.key.1).await
-        });
+        };
+        // A part of the trace of the reader that asked first.
+        let task = tokio::spawn(pulling.in_current_span());
         async move { task.await.unwrap_or_else(|error| Err(ApiError::internal(error.to_string()))) }.boxed().shared()
     }
 

@@ -24,6 +24,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
+use tracing::Instrument as _;
 
 /// Bytes handed out at a time, each piece in memory of its own.
 const PIECE: u64 = 64 << 10;
@@ -140,12 +141,13 @@ impl Download {
             let end = ranges.last().map_or(at.offset, |range| range.end);
             hold.next = if end < extent.len() { At { offset: end, ..at } } else { At { extent: at.extent + 1, offset: 0 } };
             let (store, extents) = (self.store.clone(), Arc::clone(&self.extents));
-            let task = tokio::spawn(async move {
+            let read = async move {
                 let extent = &extents[at.extent];
                 let pieces = read_extent(&store, extent, &ranges).await?;
                 let place = |range: &Range<u64>| At { extent: at.extent, offset: range.start };
                 Ok(ranges.iter().map(place).zip(pieces).collect())
-            });
+            };
+            let task = tokio::spawn(read.in_current_span());
             hold.reading.push_back((at, task));
         }
     }

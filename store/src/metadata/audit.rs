@@ -21,6 +21,7 @@ const READ: i64 = 5000;
 /// Objects, nodes, packs and references as one state of the tables has them.
 pub(super) async fn audit<B: Backend>(backend: &B, repair: bool) -> Result<Audit> {
     let mode = if repair { Mode::LONG_WRITE } else { Mode::LONG_SNAPSHOT };
+    let mode = mode.named("audit");
     backend.run(mode, repair, |tx, repair| Box::pin(audit_all(tx, *repair))).await
 }
 

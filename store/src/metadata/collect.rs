@@ -18,18 +18,18 @@ const DEFERRED_MS: u64 = 24 * 3600 * 1000;
 
 /// Collects until about `budget` objects are deleted or no candidate is due.
 pub(super) async fn collect<B: Backend>(backend: &B, budget: usize) -> Result<Collected> {
-    let sessions = backend.run(Mode::WRITE, (), |tx, ()| Box::pin(forget_expired(tx))).await?;
+    let sessions = backend.run(Mode::WRITE.named("forget_expired"), (), |tx, ()| Box::pin(forget_expired(tx))).await?;
     let mut done = Collected { sessions, ..Collected::default() };
     let mut deferred = HashSet::new();
     loop {
         let started = Instant::now();
         let left = (budget as u64).saturating_sub(done.released + done.unclaimed);
         let room = usize::try_from(left).unwrap_or(usize::MAX).min(B::Tx::SWEEP);
-        let step = match backend.run(Mode::WRITE, room, |tx, room| Box::pin(sweep(tx, *room))).await {
+        let step = match backend.run(Mode::WRITE.named("sweep"), room, |tx, room| Box::pin(sweep(tx, *room))).await {
             Ok(step) => step,
             // The transaction was rolled back. Defer the node, and collect the other candidates.
             Err(Error::Broken { container, .. }) if deferred.insert(container) => {
-                backend.run(Mode::WRITE, container, |tx, container| Box::pin(defer(tx, *container))).await?;
+                backend.run(Mode::WRITE.named("defer"), container, |tx, container| Box::pin(defer(tx, *container))).await?;
                 done.deferred += 1;
                 continue;
             }

@@ -585,7 +585,7 @@ macro_rules! declare {
         #[async_trait]
         impl<B: Backend> Metadata for B {
             $(async fn $name(&self, $($argument: $type),*) -> Result<$result> {
-                run!($mode, self, $with, ($($argument),*), $work)
+                run!($mode, self, $name, $with, ($($argument),*), $work)
             })+
 
             async fn make_room(&self, work: Freeing) -> Result<MadeRoom> {
@@ -600,12 +600,12 @@ macro_rules! declare {
 }
 
 macro_rules! run {
-    (COMPOSED, $self:ident, $database:ident, ($($argument:ident),*), $work:expr) => {{
+    (COMPOSED, $self:ident, $name:ident, $database:ident, ($($argument:ident),*), $work:expr) => {{
         let $database = $self;
         $work.await
     }};
-    ($mode:ident, $self:ident, $tx:ident, ($($argument:ident),*), $work:expr) => {
-        Backend::run($self, Mode::$mode, ($($argument,)*), |$tx, ($($argument,)*)| Box::pin($work)).await
+    ($mode:ident, $self:ident, $name:ident, $tx:ident, ($($argument:ident),*), $work:expr) => {
+        Backend::run($self, Mode::$mode.named(stringify!($name)), ($($argument,)*), |$tx, ($($argument,)*)| Box::pin($work)).await
     };
 }
 

@@ -32,7 +32,7 @@ pub(super) async fn change_names<B: Backend>(
     let mode = if matches!(change, NameChange::PutTags { .. }) { Mode::GROW } else { Mode::WRITE };
     let job = (repository, change, once, lease, audit, signed);
     backend
-        .run(mode, job, |tx, (repository, change, once, lease, audit, signed)| {
+        .run(mode.named("change_names"), job, |tx, (repository, change, once, lease, audit, signed)| {
             Box::pin(async move {
                 if let Some(once) = once
                     && !is_first(tx, repository, change, once, *lease).await?

@@ -33,8 +33,9 @@ pub(super) async fn missing<B: Backend>(backend: &B, push: PushId, wanted: Vec<(
         let mut ids: Vec<ObjectId> = ids.into_iter().collect();
         ids.sort_unstable();
         let job = (ids, session.number, session.now);
-        let lease_all =
-            backend.run(Mode::GROWING_STATEMENT, job, |tx, (ids, session, now)| Box::pin(leases::lease_all(tx, ids, *session, *now)));
+        let lease_all = backend.run(Mode::GROWING_STATEMENT.named("lease"), job, |tx, (ids, session, now)| {
+            Box::pin(leases::lease_all(tx, ids, *session, *now))
+        });
         let there = lease_all.await?;
         // Blobs that were collected since the look-up are missing too.
         missing.extend(to_lease.into_iter().filter(|(_, id)| !there.contains(id)).map(|(position, _)| position));
@@ -56,7 +57,7 @@ async fn look_at_once<B: Backend>(backend: &B, push: &PushId, wanted: Vec<(Diges
     }
     let looks = parts.iter().map(|part| {
         let asked: Vec<(Digest, Kind)> = part.iter().map(|&position| wanted[position]).collect();
-        backend.run(Mode::READ, (push.clone(), asked), |tx, (push, wanted)| Box::pin(look(tx, push, wanted)))
+        backend.run(Mode::READ.named("missing"), (push.clone(), asked), |tx, (push, wanted)| Box::pin(look(tx, push, wanted)))
     });
     let looks = try_join_all(looks).await?.into_iter().zip(parts).map(|(mut look, part)| {
         look.missing.iter_mut().for_each(|at| *at = part[*at]);

@@ -80,11 +80,11 @@ pub(super) async fn renew_if_needed<B: Backend>(backend: &B, push: PushId, live:
         return Ok(());
     }
     let job = (push, lease, live.now);
-    backend.run(Mode::STATEMENT, job, |tx, (push, lease, now)| Box::pin(extend_push(tx, push, *lease, *now))).await
+    backend.run(Mode::STATEMENT.named("extend_push"), job, |tx, (push, lease, now)| Box::pin(extend_push(tx, push, *lease, *now))).await
 }
 
 pub(super) async fn renew_push<B: Backend>(backend: &B, push: PushId, lease: Duration) -> Result<RepositoryName> {
-    let live = backend.run(Mode::READ, push.clone(), |tx, push| Box::pin(live_push(tx, push))).await?;
+    let live = backend.run(Mode::READ.named("renew_push"), push.clone(), |tx, push| Box::pin(live_push(tx, push))).await?;
     renew_if_needed(backend, push, &live, lease).await?;
     Ok(live.name)
 }

@@ -29,10 +29,12 @@ pub(crate) struct Mode {
     pub grows: bool,
     /// It reads whole tables, so the usual timeout does not apply.
     pub long: bool,
+    /// What traces call it.
+    pub name: &'static str,
 }
 
 impl Mode {
-    const NOTHING: Self = Self { isolation: Isolation::Statements, writes: false, grows: false, long: false };
+    const NOTHING: Self = Self { isolation: Isolation::Statements, writes: false, grows: false, long: false, name: "transaction" };
     pub const READ: Self = Self::NOTHING;
     pub const SNAPSHOT: Self = Self { isolation: Isolation::Snapshot, ..Self::NOTHING };
     pub const LONG_SNAPSHOT: Self = Self { long: true, ..Self::SNAPSHOT };
@@ -42,6 +44,11 @@ impl Mode {
     /// A single statement that writes: it needs no transaction around it.
     pub const STATEMENT: Self = Self { isolation: Isolation::Statements, ..Self::WRITE };
     pub const GROWING_STATEMENT: Self = Self { grows: true, ..Self::STATEMENT };
+
+    /// The same under this name.
+    pub const fn named(self, name: &'static str) -> Self {
+        Self { name, ..self }
+    }
 }
 
 /// A transaction over borrowed arguments, so that it can be run again.

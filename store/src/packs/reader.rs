@@ -9,6 +9,7 @@ use super::paths::path;
 use crate::Store;
 use crate::encryption::SEGMENT;
 use crate::error::{Error, Result};
+use crate::trace::Stage;
 use bytes::{Bytes, BytesMut};
 use futures::StreamExt as _;
 use object_store::path::Path;
@@ -38,13 +39,17 @@ impl Store {
     /// [`Error::Unavailable`] if the storage is away, [`Error::Altered`] for bytes that cannot be
     /// decrypted, and others of [`Error::packs`].
     pub(crate) async fn read_pack(&self, key: &str, range: Range<u64>) -> Result<Option<Bytes>> {
-        let path = path(key);
-        match self.packs.get_range(&path, range.clone()).await {
+        let stage = Stage::storage("get pack", key, range.end.saturating_sub(range.start));
+        stage.end(self.read_range(&path(key), range).await)
+    }
+
+    async fn read_range(&self, path: &Path, range: Range<u64>) -> Result<Option<Bytes>> {
+        match self.packs.get_range(path, range.clone()).await {
             Ok(bytes) => Ok(Some(bytes)),
-            Err(error) => match self.why(&path, range.end, error).await? {
+            Err(error) => match self.why(path, range.end, error).await? {
                 Failed::NoPack => Ok(None),
                 Failed::Ends(end) if end <= range.start => Ok(Some(Bytes::new())),
-                Failed::Ends(end) => self.packs.get_range(&path, range.start..end).await.map(Some).map_err(Error::packs),
+                Failed::Ends(end) => self.packs.get_range(path, range.start..end).await.map(Some).map_err(Error::packs),
             },
         }
     }
@@ -92,6 +97,7 @@ impl Store {
             [one] => return Ok(self.read_pack(key, one.clone()).await?.map(|bytes| vec![bytes])),
             [first, .., last] => first.start..last.end,
         };
+        let stage = Stage::storage("get pack", key, range.end.saturating_sub(range.start));
         let (path, options) = (path(key), GetOptions { range: Some(range.clone().into()), ..GetOptions::default() });
         let pieces = match self.packs.get_opts(&path, options).await {
             Ok(result) => take_apart(result, ranges).await,
@@ -99,7 +105,7 @@ impl Store {
         };
         match pieces {
             Ok(pieces) => Ok(Some(pieces)),
-            Err(error) => Ok(match self.why(&path, range.end, error).await? {
+            Err(error) => Ok(match stage.end(self.why(&path, range.end, error).await)? {
                 Failed::NoPack => None,
                 Failed::Ends(_) => Some(Vec::new()),
             }),
@@ -124,6 +130,7 @@ impl Store {
     /// As [`Self::read_pack`]. If the storage is away, the bytes may come back with it: the row
     /// must still name them.
     pub(crate) async fn delete_pack(&self, key: &str) -> Result<()> {
+        let _stage = Stage::storage("delete pack", key, 0);
         match self.packs.delete(&path(key)).await {
             Ok(()) => Ok(()),
             Err(object_store::Error::NotFound { .. }) => self.storage_is_there().await,

@@ -11,6 +11,7 @@ use crate::Store;
 use crate::error::{Error, Result};
 use crate::live::LivePush;
 use crate::metadata::{FullPack, Moved, NewContainer, NewFrame, PackId, PackSizes, PackStored, PushId};
+use crate::trace::Stage;
 use bytes::Bytes;
 use object_store::{MultipartUpload, ObjectStoreExt as _, PutPayload, UploadPart};
 use pfr_schema::frame::Header;
@@ -154,10 +155,11 @@ impl PackWriter {
         // Compaction frees more than it takes, and has looked whether it fits.
         let disk = self.store.packs_disk.as_ref().filter(|_| self.grows);
         let coming = disk.map(|disk| disk.take(bytes as u64)).transpose()?;
+        let stage = Stage::storage("put part", &self.key, bytes as u64);
         let part: UploadPart = self.upload.put_part(PutPayload::from_iter(self.pending.take(bytes)));
         self.writing = Some(tokio::spawn(async move {
             let written = part.await;
-            drop(coming);
+            drop((coming, stage));
             written
         }));
         Ok(())
@@ -228,7 +230,8 @@ impl PackWriter {
             self.remove_unfinished().await;
             return Err(error);
         }
-        let completed = self.upload.complete().await.map_err(Error::packs);
+        let stage = Stage::storage("complete pack", &self.key, self.offset);
+        let completed = stage.end(self.upload.complete().await.map_err(Error::packs));
         let completed = match completed {
             Ok(_) => self.store.settle_folder(&path(&self.key)).await,
             Err(error) => Err(error),

@@ -13,3 +13,4 @@ mod oci_clients;
 mod pull_through;
 mod replicas;
 mod tags;
+mod traces;

@@ -10,6 +10,7 @@ use crate::error::Result;
 use crate::metadata::Metadata;
 use crate::metadata::tx::{Backend, Job, Mode};
 use crate::room::{Freeing, MadeRoom};
+use crate::trace::Stage;
 use connection::Database;
 use pfr_schema::DomainName;
 use schema::Tables;
@@ -109,7 +110,8 @@ impl Backend for PostgresMetadata {
     const LOOKS: usize = 1;
 
     async fn run<A: Send + Sync + 'static, R: Send + 'static>(&self, mode: Mode, arguments: A, job: Job<PgTx, A, R>) -> Result<R> {
-        self.database.run(&self.tables, mode, &arguments, job).await
+        let stage = Stage::transaction("postgresql", mode.name);
+        stage.end(self.database.run(&self.tables, mode, &arguments, job).await)
     }
 
     /// While other transactions of this process run, collection takes at most half of the time.

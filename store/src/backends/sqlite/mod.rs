@@ -10,6 +10,7 @@ use crate::error::{Error, Result};
 use crate::metadata::Metadata;
 use crate::metadata::tx::{Backend, Fail, Job, Mode};
 use crate::room::{Freeing, MadeRoom};
+use crate::trace::Stage;
 use connection::{Database, READERS, typed, untyped};
 use pfr_schema::DomainName;
 use std::path::{Path, PathBuf};
@@ -91,6 +92,7 @@ impl Backend for SqliteMetadata {
             // The connections would continue to use the deleted file.
             return Err(Error::DomainUnknown(name.clone()));
         }
+        let stage = Stage::transaction("sqlite", mode.name);
         let clock = self.clock.clone();
         let work = untyped(move |tx| {
             tx.begin(clock.now());
@@ -101,7 +103,7 @@ impl Backend for SqliteMetadata {
             (true, false) => self.database.write(work),
             (true, true) => self.database.grow(work),
         };
-        typed(done.await?)
+        typed(stage.end(done.await)?)
     }
 
     /// Not here: a transaction of collection ends when another one waits ([`Tx::may_go_on`]).
