@@ -173,6 +173,7 @@ async fn pages_show_what_was_pushed_and_what_it_costs() {
         "2 layers × 2 heads × 8, f16".to_owned(),
         "full attention".to_owned(),
         "and its 10 tags".to_owned(),
+        "It is not signed.".to_owned(),
     ] {
         assert!(by_tag.contains(&words) && by_digest.contains(&words), "{words}: {by_tag}");
     }
