@@ -2,7 +2,7 @@
 
 pub mod docker;
 pub mod floor;
-mod http;
+pub mod http;
 mod limit;
 mod lmcache;
 mod mooncake;

@@ -72,6 +72,8 @@ pub enum Fact {
     Swept,
     /// Milliseconds for statistics of 1,000 forks.
     Statistics,
+    /// Milliseconds for the slowest page of a registry with 1,000 forks, to its last byte.
+    Pages,
     /// Milliseconds for a match among 10⁶ prefixes, the slower of hit and miss.
     Match,
 }
@@ -83,6 +85,7 @@ impl Fact {
             Self::HotRatio | Self::ColdRatio => "pf-bench codecs measures it",
             Self::Missing => "pf-bench store measures it",
             Self::Swept => "pf-bench gc measures it",
+            Self::Pages => "pf-bench pages measures it",
             Self::Statistics | Self::Match => "pf-bench requests measures it",
         }
     }
@@ -159,6 +162,7 @@ pub const GOALS: &[Goal] = &[
     fact("missing, SQLite", AtLeast(500_000.0), "digests/s", Fact::Missing),
     elsewhere("missing, PostgreSQL", AtLeast(200_000.0), "digests/s", NOTHING),
     fact("statistics of 1,000 forks", AtMost(50.0), "ms", Fact::Statistics),
+    fact("a page of the registry, 1,000 forks", AtMost(100.0), "ms", Fact::Pages),
     fact("match among 10⁶ prefixes", AtMost(10.0), "ms", Fact::Match),
     elsewhere("verify, push, pull: 200,000 pages after 40,000", AtMost(5.5), "× the time", NOTHING),
     fact("collection, SQLite", AtLeast(50_000.0), "objects/s", Fact::Swept),

@@ -5,6 +5,7 @@ mod bytes;
 mod commits;
 mod merging;
 mod metadata;
+pub mod pages;
 pub mod requests;
 
 use crate::Result;

@@ -203,7 +203,8 @@ async fn push(client: &Client, base: &str, snapshot: Made) -> Result<u64> {
     Ok(sent)
 }
 
-async fn said<T: serde::de::DeserializeOwned>(request: reqwest::RequestBuilder) -> Result<T> {
+/// Sends a request of the API and reads its answer; an error is what the registry says.
+pub async fn said<T: serde::de::DeserializeOwned>(request: reqwest::RequestBuilder) -> Result<T> {
     let response = request.send().await?;
     let (status, text) = (response.status(), response.text().await?);
     if !status.is_success() {

@@ -56,11 +56,14 @@ pub(crate) async fn overview(Access { domain, caller, .. }: Access<Pull, SomeRep
     let (links, now) = (Links::of(&domain.name), domain.store.options().clock.now());
     let _permit = app.documents().await?;
     let page = caller.repositories(&domain, None, REPOSITORIES).await?;
-    let repositories = repositories::counted(&domain.store, page.rows).await?;
-    let work = match caller.operates(&domain.name) {
-        true => Some(Work::of(&domain, &caller).await?),
-        false => None,
+    let work = async {
+        match caller.operates(&domain.name) {
+            true => Work::of(&domain, &caller).await.map(Some),
+            false => Ok(None),
+        }
     };
+    // Both look at very many rows.
+    let (repositories, work) = tokio::try_join!(repositories::counted(&domain.store, page.rows), work)?;
     // The catalogue is for operators of the registry, and not for those of one domain.
     let domains = match domain.name.is_default() && caller.operates_registry() {
         true => app.domains.catalogue().list(None, DOMAINS).await?.rows,

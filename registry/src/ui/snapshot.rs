@@ -162,9 +162,10 @@ fn tags(tags: &[Tag]) -> Markup {
 /// The signatures. Which keys are trusted is not known here.
 fn signatures(signatures: &[Signature], now: u64) -> Markup {
     html! {
-        @if !signatures.is_empty() {
-            section {
-                h2 id="signatures" { "Signatures" }
+        section {
+            h2 id="signatures" { "Signatures" }
+            @if signatures.is_empty() { p.empty { "It is not signed." } }
+            @else {
                 ul {
                     @for signature in signatures {
                         li {

@@ -12,6 +12,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 pub(super) const MOST: usize = 1_000_000;
 /// Packs asked for at a time.
 const PACKS: usize = 1000;
+/// Packs whose objects are asked for at a time. Each may hold some hundred thousand small ones.
+const CONTENTS: usize = 256;
 /// Bytes of a pack besides its frames and their entries in the index.
 const EMPTY_PACK: u64 = (pfr_schema::pack::MAGIC.len() + pfr_schema::pack::FOOTER_LEN) as u64;
 /// Sessions named in a report.
@@ -70,30 +72,41 @@ impl<'a> Plan<'a> {
 
     /// Frees what an entry of the queue stands for, and what hung on it; returns how many objects.
     pub(super) async fn entry(&mut self, queued: &Queued) -> Result<u64> {
-        let candidates = self.candidates(queued).await?;
+        let candidates = self.candidates(&[queued]).await?;
         self.free(candidates).await
     }
 
-    async fn candidates(&self, queued: &Queued) -> Result<Vec<ObjectId>> {
-        match queued.candidate {
-            Candidate::Object(object) => Ok(vec![object]),
-            Candidate::Pack(pack) => self.store.metadata.unheld(pack).await,
+    /// What these entries stand for. One query for all packs: every small push leaves an entry for
+    /// its pack, and there may be thousands.
+    async fn candidates(&self, queued: &[&Queued]) -> Result<Vec<ObjectId>> {
+        let (mut objects, mut packs) = (Vec::new(), Vec::new());
+        for queued in queued {
+            match queued.candidate {
+                Candidate::Object(object) => objects.push(object),
+                Candidate::Pack(pack) => packs.push(pack),
+            }
         }
+        if !packs.is_empty() {
+            objects.extend(self.store.metadata.unheld(packs).await?);
+        }
+        Ok(objects)
     }
 
     /// Frees what these entries stand for, and what hung on it; returns how many objects.
     pub(super) async fn entries<'q>(&mut self, queued: impl Iterator<Item = &'q Queued>) -> Result<u64> {
-        let (mut done, mut objects) = (0, Vec::new());
+        let (mut done, mut part, mut packs) = (0, Vec::new(), 0);
         for queued in queued {
-            match queued.candidate {
-                Candidate::Object(object) => objects.push(object),
-                Candidate::Pack(_) => done += self.entry(queued).await?,
-            }
-            if objects.len() >= self.batch {
-                done += self.free(std::mem::take(&mut objects)).await?;
+            packs += usize::from(matches!(queued.candidate, Candidate::Pack(_)));
+            part.push(queued);
+            if part.len() >= self.batch || packs >= CONTENTS {
+                let candidates = self.candidates(&part).await?;
+                done += self.free(candidates).await?;
+                part.clear();
+                packs = 0;
             }
         }
-        Ok(done + self.free(objects).await?)
+        let candidates = self.candidates(&part).await?;
+        Ok(done + self.free(candidates).await?)
     }
 
     /// Takes the references of names away from a manifest, and frees it if none is left.
@@ -134,6 +147,9 @@ impl<'a> Plan<'a> {
     }
 
     async fn look_at_leases(&mut self, ids: Vec<ObjectId>) -> Result<()> {
+        if ids.is_empty() {
+            return Ok(());
+        }
         let mut leases = self.store.metadata.leases(ids).await?;
         leases.retain(|(_, lease)| self.leases == Leases::All || lease.session.is_none());
         self.leased.extend(leases);
@@ -143,10 +159,12 @@ impl<'a> Plan<'a> {
     /// The blobs that only leases protect.
     pub(super) async fn protected(mut self) -> Result<Protected> {
         let queue = self.store.metadata.queue(false, MOST).await?;
-        for queued in &queue {
-            let mut roots = self.candidates(queued).await?;
+        for part in queue.iter().collect::<Vec<_>>().chunks(CONTENTS) {
+            let mut roots = self.candidates(part).await?;
             roots.retain(|id| !self.freed.contains(id));
-            self.look_at_leases(roots).await?;
+            for batch in roots.chunks(self.batch) {
+                self.look_at_leases(batch.to_vec()).await?;
+            }
             if self.is_full() {
                 break;
             }

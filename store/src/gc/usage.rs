@@ -10,8 +10,6 @@ use std::time::Duration;
 
 /// Objects looked at in one query.
 const BATCH: usize = 8000;
-/// Repositories asked for at a time.
-const PAGE: usize = 1000;
 
 impl Store {
     /// What takes up room: what snapshots hold, what a collection would free now or later, and what
@@ -51,17 +49,7 @@ impl Store {
         usage.draining_ends_at = last.map(|since| since.saturating_add(millis)).filter(|until| *until > now);
         usage.live_bytes = in_use.saturating_sub(usage.garbage_bytes + usage.leased.bytes);
         usage.disk_bytes = in_use + usage.dead_bytes + usage.draining_bytes + usage.unfinished_bytes;
-        let mut after = None;
-        loop {
-            let page = self.repositories(after, PAGE).await?;
-            usage.snapshots += page.rows.iter().map(|repository| repository.snapshots).sum::<u64>();
-            after = page.next;
-            if after.is_none() {
-                break;
-            }
-        }
-        let evictable = self.metadata.evictable(usize::MAX).await?.len() as u64;
-        usage.pinned = usage.snapshots.saturating_sub(evictable);
+        (usage.snapshots, usage.pinned) = self.metadata.count_snapshots().await?;
         usage.quota = self.metadata.quota().await?;
         Ok(usage)
     }

@@ -233,8 +233,8 @@ macro_rules! metadata_transactions {
             queue(due: bool, limit: usize) -> Vec<Queued> = READ |tx| queue::queue(tx, *due, *limit);
             /// Objects of a pack that nothing holds and no lease covers.
             unclaimed(pack: PackId) -> Vec<ObjectId> = READ |tx| queue::unclaimed(tx, *pack, usize::MAX);
-            /// Objects of a pack that nothing holds, leased or not.
-            unheld(pack: PackId) -> Vec<ObjectId> = READ |tx| queue::unheld(tx, *pack);
+            /// Objects of these packs that nothing holds, leased or not.
+            unheld(packs: Vec<PackId>) -> Vec<ObjectId> = READ |tx| queue::unheld(tx, packs);
             /// Marks as emptied at most `limit` packs: those that nothing points to, and those
             /// still being written after their lease.
             empty_packs(limit: usize) -> Emptied = WRITE |tx| packs::empty(tx, *limit);
@@ -281,6 +281,8 @@ macro_rules! metadata_transactions {
                 = WRITE |tx| snapshots::pin(tx, repository, digest, *reason, *pinned);
             /// Snapshots that eviction leaves, and why; by repository, the newest first in each.
             pinned(limit: usize) -> Vec<PinnedSnapshot> = SNAPSHOT |tx| snapshots::pinned(tx, *limit);
+            /// How many snapshots there are, and how many of them are pinned.
+            count_snapshots() -> (u64, u64) = READ |tx| snapshots::count(tx);
             /// Snapshots that may be evicted, least recently used first.
             evictable(limit: usize) -> Vec<Evictable> = READ |tx| snapshots::evictable(tx, *limit);
             /// Deletes a snapshot as [`Metadata::delete_snapshot`] does, unless it was pinned, used

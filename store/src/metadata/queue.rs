@@ -57,6 +57,6 @@ pub(super) async fn unclaimed<T: Tx>(tx: &mut T, pack: PackId, limit: usize) -> 
     tx.query(find, values![pack, now, at_most(limit)]).await
 }
 
-pub(super) async fn unheld<T: Tx>(tx: &mut T, pack: PackId) -> Outcome<Vec<ObjectId>> {
-    tx.query("SELECT id FROM objects WHERE pack = $1 AND refs = 0 ORDER BY id", values![pack]).await
+pub(super) async fn unheld<T: Tx>(tx: &mut T, packs: &[PackId]) -> Outcome<Vec<ObjectId>> {
+    tx.query("SELECT id FROM objects WHERE pack = ANY($1) AND refs = 0 ORDER BY id", values![packs]).await
 }

@@ -180,6 +180,12 @@ pub(super) async fn pinned<T: Tx>(tx: &mut T, limit: usize) -> Outcome<Vec<Pinne
     Ok(rows.into_iter().zip(snapshots).map(pinned).collect())
 }
 
+/// All snapshots, and those that eviction leaves.
+pub(super) async fn count<T: Tx>(tx: &mut T) -> Outcome<(u64, u64)> {
+    let count = "SELECT COUNT(*), COALESCE(SUM(CASE WHEN pinned = 0 THEN 0 ELSE 1 END), 0) FROM manifests WHERE NOT is_image";
+    tx.one(count, &[]).await
+}
+
 /// Snapshots that may be evicted, least recently used first. Signatures go with their snapshot.
 pub(super) async fn evictable<T: Tx>(tx: &mut T, limit: usize) -> Outcome<Vec<Evictable>> {
     let find =

@@ -2,11 +2,13 @@
 //! dry run is the run without its writes.
 
 use crate::common::rig::{Backend, Rig};
+use crate::common::watched::Watched;
 use crate::common::{Snapshot, leaks, pieces, property, push, repository, snapshot};
 use pfr_schema::api::GcReport;
 use pfr_schema::{Digest, Kind};
-use pfr_store::{GcOptions, LivePush, Options, Pin};
+use pfr_store::{GcOptions, LivePush, Metadata, Options, Pin, Store};
 use proptest::prelude::*;
+use std::sync::Arc;
 use std::time::Duration;
 
 const LEASE: u64 = 3600;
@@ -20,6 +22,7 @@ on_every_backend!(
     ending_all_sessions_frees_what_an_interrupted_pull_left,
     eviction_frees_bytes_at_once,
     what_takes_up_room_adds_up,
+    what_takes_up_room_is_counted_in_as_many_transactions_for_more_packs,
     the_end_of_a_session_costs_no_write_for_each_object,
 );
 on_every_backend_and_memory!(the_dry_run_says_exactly_what_the_run_does);
@@ -213,6 +216,28 @@ async fn what_takes_up_room_adds_up(on: Backend) {
     gc(&rig).await;
     let end = rig.store.usage(Duration::ZERO).await.unwrap();
     assert_eq!((end.live_bytes, end.leased.bytes + end.garbage_bytes + end.draining_bytes), (live, 0), "{end:?}");
+}
+
+/// Every push leaves a pack, and an entry of the queue for it.
+async fn what_takes_up_room_is_counted_in_as_many_transactions_for_more_packs(on: Backend) {
+    let rig = rig(on).await;
+    let watched = Watched::new(Arc::clone(&rig.metadata));
+    let store = Store::new(Arc::clone(&rig.packs), Arc::clone(&watched) as Arc<dyn Metadata>, rig.options());
+    let mut calls = Vec::new();
+    for round in 1..=2_u64 {
+        for number in 0..12 {
+            let first = 1000 * round + 10 * number;
+            push(&rig.store, &pages(first..first + 2), &format!("t-{first}")).await.unwrap();
+            let _ = uploaded(&rig, &pages(first + 5..first + 6)).await;
+        }
+        let before = watched.calls();
+        let usage = store.usage(Duration::ZERO).await.unwrap();
+        calls.push(watched.calls() - before);
+        assert!(usage.snapshots == 12 * round && usage.leased.objects >= 12 * round && usage.pinned == 0, "{usage:?}");
+        assert!(rig.metadata.queue(false, 1000).await.unwrap().len() as u64 >= 12 * round, "each has an entry");
+    }
+    assert_eq!(calls[0], calls[1]);
+    assert!(calls[0] < 20, "{calls:?}");
 }
 
 async fn the_end_of_a_session_costs_no_write_for_each_object(on: Backend) {

@@ -30,9 +30,10 @@ pub async fn of(metadata: &dyn Metadata, universe: &Universe) -> String {
         for pack in &page {
             let contents: Vec<_> =
                 metadata.pack_contents(pack.id).await.unwrap().into_iter().map(|p| (p.digest, p.offset, p.frame_len)).collect();
+            let unheld: Vec<Digest> = metadata.unheld(vec![pack.id]).await.unwrap().iter().map(|id| names[id]).collect();
             let unclaimed: Vec<Digest> = metadata.unclaimed(pack.id).await.unwrap().iter().map(|id| names[id]).collect();
             let sizes = (pack.bytes, pack.frame_bytes, pack.live_bytes);
-            writeln!(text, "{} {:?} {sizes:?} {contents:?} {unclaimed:?}", pack.key, pack.state).unwrap();
+            writeln!(text, "{} {:?} {sizes:?} {contents:?} {unheld:?} {unclaimed:?}", pack.key, pack.state).unwrap();
             keys.insert(pack.id, pack.key.clone());
         }
     }
@@ -45,6 +46,7 @@ pub async fn of(metadata: &dyn Metadata, universe: &Universe) -> String {
     for PinnedSnapshot { repository, snapshot, pins } in metadata.pinned(3).await.unwrap() {
         writeln!(text, "{repository} {} {:?} {pins:?}", snapshot.digest, snapshot.tags).unwrap();
     }
+    writeln!(text, "{:?}", metadata.count_snapshots().await.unwrap()).unwrap();
     writeln!(text, "{:?} {:?}", metadata.evictable(3).await.unwrap(), metadata.repositories(None, 10).await.unwrap()).unwrap();
     let mut cursor = changes(&mut text, metadata).await;
     loop {
