@@ -116,6 +116,8 @@ impl Store {
                 }
             }
             if fresh.is_empty() {
+                // They may be there by a request that was cut before the journal had them.
+                self.flush_journal().await?;
                 return Ok(there);
             }
             if there.len() + fresh.len() > MOST {
