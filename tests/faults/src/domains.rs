@@ -368,12 +368,12 @@ fn wrapped_key(world: &World, name: &DomainName) -> Option<String> {
     String::from_utf8(bytes.to_vec()).ok()
 }
 
-/// Destroys the key that wrapped before, when all keys were acknowledged to be wrapped by the next
-/// one. A domain that is being deleted may need it, should the catalogue be lost.
+/// Checks what an acknowledged rewrap promises: beside its packs, each encrypted domain has the
+/// wrapped key that the catalogue has. To be asked before a domain is opened, which mends that.
 ///
 /// # Errors
-/// In words: a key that is still wrapped by the one before, beside the packs.
-pub async fn settle(world: &mut World) -> Result<(), String> {
+/// In words: a key that is not the same.
+pub async fn rewrapped(world: &World) -> Result<(), String> {
     let domains = world.domains().await.map_err(|e| e.to_string())?;
     for row in live(&domains).await.map_err(|e| e.to_string())?.iter().filter(|row| row.encrypted) {
         let decided = world.observer.metadata().domain_key(row.name.clone()).await.map_err(|e| e.to_string())?;
@@ -382,6 +382,16 @@ pub async fn settle(world: &mut World) -> Result<(), String> {
             return Err(format!("LOST: after a rewrap the catalogue has {decided:?} for domain {}, and its packs {beside:?}", row.name));
         }
     }
+    Ok(())
+}
+
+/// Destroys the key that wrapped before, when all keys were acknowledged to be wrapped by the next
+/// one. A domain that is being deleted may need it, should the catalogue be lost.
+///
+/// # Errors
+/// In words: those of the store.
+pub async fn settle(world: &mut World) -> Result<(), String> {
+    let domains = world.domains().await.map_err(|e| e.to_string())?;
     let rows = domains.list(None, 1000).await.map_err(|e| e.to_string())?.rows;
     if rows.iter().all(|row| row.state == DomainState::Live) {
         world.keyring.settle().map_err(|e| e.to_string())?;

@@ -33,13 +33,14 @@ impl History {
         }
         let Some(domains) = self.world.domains_of(0).await.map_err(|e| e.to_string())? else { return Ok(()) };
         let answer = self.alone(Box::pin(step.clone().run(domains)), faults, cut_at).await;
+        let is_rewrapped = matches!((&step, &answer), (Step::Rewrap, Some(Ok(()))));
+        if is_rewrapped {
+            domains::rewrapped(&self.world).await?;
+        }
         let seen = domains::seen(&self.world, self.tenants.was_lost).await;
         let seen = seen.map_err(|what| format!("after {step:?} ({answer:?}): {what}"))?;
         self.tenants.explain(&step, answer.as_ref(), faults, seen)?;
-        match (step, answer) {
-            (Step::Rewrap, Some(Ok(()))) => domains::settle(&mut self.world).await,
-            _ => Ok(()),
-        }
+        if is_rewrapped { domains::settle(&mut self.world).await } else { Ok(()) }
     }
 
     /// Runs something on the first replica while nothing else runs; no answer if it died.
