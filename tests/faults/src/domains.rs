@@ -86,12 +86,12 @@ pub struct Tenants {
 }
 
 fn name_of(text: &str) -> DomainName {
-    text.parse().unwrap_or_else(|error| unreachable!("{error}"))
+    text.parse().unwrap_or_else(|_| unreachable!())
 }
 
 /// The repository of snapshots, and that of images.
 fn repositories() -> [RepositoryName; 2] {
-    ["team/a", "team/images"].map(|name| name.parse().unwrap_or_else(|error| unreachable!("{error}")))
+    ["team/a", "team/images"].map(|name| name.parse().unwrap_or_else(|_| unreachable!()))
 }
 
 fn snapshot(first: u64) -> Snapshot {
@@ -206,7 +206,9 @@ impl Tenants {
                 ErrorCode::DomainUnknown | ErrorCode::DomainBusy => found.is_none(),
                 ErrorCode::SignatureRequired => found.is_some_and(|found| step.is_refused(ErrorCode::SignatureRequired, found)),
                 // What lies in its place may be of another kind, and its key destroyed.
-                ErrorCode::InvalidRequest | ErrorCode::Unavailable if found.is_none() && self.was_lost => matches!(step, Step::Make(..)),
+                ErrorCode::InvalidRequest | ErrorCode::Unavailable if found.is_none() && self.was_lost => {
+                    faults || matches!(step, Step::Make(..))
+                }
                 code => faults || found.is_some_and(|found| step.is_refused(code, found)),
             };
             if !is_excused {

@@ -11,6 +11,7 @@ use crate::operations::{self, Manner};
 use crate::retention::Rule;
 use crate::world::HOUR;
 use pfr_schema::{Digest, ErrorCode, RepositoryName};
+use pfr_store::Error;
 use rand::RngExt as _;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -32,7 +33,8 @@ impl History {
             self.world.keyring.turn().map_err(|e| e.to_string())?;
         }
         let Some(domains) = self.world.domains_of(0).await.map_err(|e| e.to_string())? else { return Ok(()) };
-        let answer = self.alone(Box::pin(step.clone().run(domains)), faults, cut_at).await;
+        let task: Task<Result<(), Error>> = Box::pin(step.clone().run(domains));
+        let answer = self.alone(task, faults, cut_at).await;
         let is_rewrapped = matches!((&step, &answer), (Step::Rewrap, Some(Ok(()))));
         if is_rewrapped {
             domains::rewrapped(&self.world).await?;
@@ -44,12 +46,7 @@ impl History {
     }
 
     /// Runs something on the first replica while nothing else runs; no answer if it died.
-    async fn alone<T>(
-        &mut self,
-        mut task: Task<Result<T, pfr_store::Error>>,
-        faults: bool,
-        cut_at: Option<u64>,
-    ) -> Option<Result<T, pfr_store::Error>> {
+    async fn alone<T>(&mut self, mut task: Task<Result<T, Error>>, faults: bool, cut_at: Option<u64>) -> Option<Result<T, Error>> {
         self.counts.rounds += 1;
         self.world.set_faults(if faults { 0.03 } else { 0.0 }, false);
         let gate: Arc<Gate> = Arc::default();
@@ -90,7 +87,8 @@ impl History {
         }
         self.world.start(0).await.map_err(|e| e.to_string())?;
         let Some(store) = self.world.replicas[0].store.clone() else { return Ok(()) };
-        let answer = self.alone(Box::pin(Rule::run(store)), faults, cut_at).await;
+        let task: Task<Result<BTreeSet<Digest>, Error>> = Box::pin(Rule::run(store));
+        let answer = self.alone(task, faults, cut_at).await;
         rule.end(&self.world.observer).await.map_err(|e| e.to_string())?;
         let now = check::names(&self.world.observer).await.map_err(|e| e.to_string())?;
         let left = now.get(&rule.repository);
