@@ -300,7 +300,7 @@ pub async fn seen(world: &World, were_lost: bool) -> Result<Contents, String> {
     for row in live(&domains).await.map_err(|e| e.to_string())? {
         let mut facts = BTreeSet::new();
         if row.encrypted {
-            // Before the domain is opened: a process that opens it mends what lies beside the packs.
+            // Before the domain is opened, which mends what lies beside the packs.
             sealed(world, &row.name, &mut salts)?;
             facts.insert(Fact::Encrypted);
         }
