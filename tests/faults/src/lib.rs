@@ -2,9 +2,9 @@
 //!
 //! Random histories of pushes, forks, deletions, collections, retention, crashes, power losses and
 //! lost databases run over real stores, with a storage that forgets, calls that fail before and
-//! after their effect, and a clock that jumps. An oracle knows what was acknowledged. Everything follows
-//! from a seed. A failing history prints its seed, and is shortened to the shortest beginning that
-//! fails.
+//! after their effect, and a clock that jumps. An oracle knows what was acknowledged. Everything
+//! follows from a seed. A failing history prints its seed, and is shortened to the shortest
+//! beginning that fails.
 
 pub mod case;
 pub mod check;
