@@ -59,11 +59,12 @@ pub struct Entry {
 }
 
 /// All contenders, in the order of the tables.
-pub const ALL: [Entry; 13] = [
+pub const ALL: [Entry; 14] = [
     Entry { name: "write-only", find: floor::write_only },
     Entry { name: "floor", find: floor::floor },
     Entry { name: "limit", find: limit::find },
     Entry { name: "pf-off", find: pf::off },
+    Entry { name: "pf-encrypted", find: pf::encrypted },
     Entry { name: "pf-hot", find: pf::hot },
     Entry { name: "pf-cold", find: pf::cold },
     Entry { name: "docker-registry", find: docker::find },

@@ -80,7 +80,7 @@ impl Store {
     /// open what would be written.
     pub(crate) async fn put_key(&self) -> Result<()> {
         let Some(wrapped) = &self.wrapped_key else { return Ok(()) };
-        match read_key(&*self.packs).await? {
+        match whole_key(&*self.packs).await? {
             // It may have been wrapped again since this store was opened.
             Some(there) => may_replace(&there, wrapped),
             None => write_key(&*self.packs, wrapped).await,
@@ -103,7 +103,7 @@ impl Store {
     pub(crate) async fn mirror_key(&self, catalogue: &dyn Metadata, name: &DomainName) -> Result<()> {
         for _ in 0..TRIES {
             let Some(decides) = key_of(catalogue, name).await? else { return Ok(()) };
-            if read_key(&*self.packs).await?.as_ref() == Some(&decides) {
+            if whole_key(&*self.packs).await?.as_ref() == Some(&decides) {
                 return Ok(());
             }
             self.storage_is_there().await?;
@@ -168,12 +168,30 @@ fn may_replace(there: &WrappedKey, wrapped: &WrappedKey) -> Result<()> {
     )))
 }
 
-/// The wrapped key on a storage.
+/// The wrapped key on a storage. One that was cut while it was written is none in a place that no
+/// store has used: nothing was encrypted with it.
 ///
 /// # Errors
 /// [`Error::Locked`] for bytes that are no wrapped key.
 #[boxed]
 pub(crate) async fn read_key(packs: &dyn ObjectStore) -> Result<Option<WrappedKey>> {
+    match key_text(packs).await? {
+        Some(text) if WrappedKey::is_cut(&text) && is_new(packs).await? => Ok(None),
+        text => text.as_deref().map(WrappedKey::parse).transpose(),
+    }
+}
+
+/// The same for a process that has the key from the catalogue: one that was cut is none, and is
+/// written again.
+///
+/// # Errors
+/// As [`read_key`].
+async fn whole_key(packs: &dyn ObjectStore) -> Result<Option<WrappedKey>> {
+    let text = key_text(packs).await?.filter(|text| !WrappedKey::is_cut(text));
+    text.as_deref().map(WrappedKey::parse).transpose()
+}
+
+async fn key_text(packs: &dyn ObjectStore) -> Result<Option<String>> {
     let found = match packs.get(&Path::from(KEY)).await {
         Ok(found) => found,
         Err(object_store::Error::NotFound { .. }) => return Ok(None),
@@ -183,8 +201,8 @@ pub(crate) async fn read_key(packs: &dyn ObjectStore) -> Result<Option<WrappedKe
         return Err(Error::Locked(format!("{KEY} on the storage is too long for a wrapped key")));
     }
     let bytes = found.bytes().await.map_err(Error::packs)?;
-    let text = std::str::from_utf8(&bytes).map_err(|_| Error::Locked(format!("{KEY} on the storage is not text")))?;
-    WrappedKey::parse(text).map(Some)
+    let text = String::from_utf8(bytes.to_vec()).map_err(|_| Error::Locked(format!("{KEY} on the storage is not text")))?;
+    Ok(Some(text))
 }
 
 /// Writes the wrapped key beside the packs, durably.
@@ -193,7 +211,7 @@ pub(crate) async fn read_key(packs: &dyn ObjectStore) -> Result<Option<WrappedKe
 /// [`Error::Locked`] if another key lies there.
 #[boxed]
 async fn write_key(packs: &dyn ObjectStore, wrapped: &WrappedKey) -> Result<()> {
-    if let Some(there) = read_key(packs).await? {
+    if let Some(there) = whole_key(packs).await? {
         may_replace(&there, wrapped)?;
     }
     let text = format!("{wrapped}\n");

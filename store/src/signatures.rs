@@ -130,6 +130,8 @@ impl Store {
                 }
             }
             if fresh.is_empty() {
+                // They may be there by a request that was cut before the journal had them.
+                self.flush_journal().await?;
                 return Ok(there);
             }
             let of_others = fresh.iter().filter(|one| one.by.is_none()).count();

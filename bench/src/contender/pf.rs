@@ -1,5 +1,5 @@
 //! `pf` and `pf-registry`, as processes on loopback, as a user runs them: once for each setting of
-//! `--compression`.
+//! `--compression`, and once with an encrypted domain.
 
 use super::{Contender, Found, Programs};
 use crate::Result;
@@ -9,7 +9,9 @@ use crate::workload::{Workload, empty_dir, warm_dir};
 use pfr_schema::codec::Compression;
 use serde::Deserialize;
 use std::ffi::OsStr;
-use std::io::{BufRead as _, BufReader};
+use std::fs::File;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -21,30 +23,38 @@ struct Pf {
     registry: PathBuf,
     /// How the client encodes what it pushes.
     compression: Compression,
+    /// Whether the registry encrypts what it writes.
+    encrypts: bool,
 }
 
 /// With `--compression off`.
 pub fn off(programs: &Programs) -> Found {
-    find(programs, Compression::Off)
+    find(programs, Compression::Off, false)
+}
+
+/// With `--compression off`, into a domain that is encrypted: beside [`off`] this is the price of
+/// encryption.
+pub fn encrypted(programs: &Programs) -> Found {
+    find(programs, Compression::Off, true)
 }
 
 /// With `--compression hot`.
 pub fn hot(programs: &Programs) -> Found {
-    find(programs, Compression::Hot)
+    find(programs, Compression::Hot, false)
 }
 
 /// With `--compression cold`.
 pub fn cold(programs: &Programs) -> Found {
-    find(programs, Compression::Cold)
+    find(programs, Compression::Cold, false)
 }
 
 /// Finds both programs.
-fn find(programs: &Programs, compression: Compression) -> Found {
+fn find(programs: &Programs, compression: Compression, encrypts: bool) -> Found {
     let Programs { pf, pf_registry: registry, .. } = programs.clone();
     if let Some(program) = [&pf, &registry].into_iter().find(|program| !program.is_file()) {
         return Err(format!("{} is not there: cargo build --release --workspace --bins", program.display()));
     }
-    Ok(Box::new(Pf { pf, registry, compression }))
+    Ok(Box::new(Pf { pf, registry, compression, encrypts }))
 }
 
 /// The fields that are read from `--json` of a push or a pull.
@@ -78,6 +88,12 @@ pub fn serve(program: &Path, arguments: &[&OsStr]) -> Result<(Server, String)> {
     Ok((server, url.to_owned()))
 }
 
+/// A key file: 32 bytes as base64, for its owner only. It protects nothing here.
+fn write_key(path: &Path) -> Result<()> {
+    let mut file = File::options().write(true).create_new(true).mode(0o600).open(path)?;
+    Ok(writeln!(file, "{}=", "A".repeat(43))?)
+}
+
 impl Pf {
     fn client(&self, url: &str, home: &Path, store: &Path) -> Command {
         let mut command = Command::new(&self.pf);
@@ -90,8 +106,13 @@ impl Pf {
 
 impl Contender for Pf {
     fn round(&mut self, workload: &Workload, dir: &Path, meter: &mut Meter<'_>) -> Result<()> {
-        let data = dir.join("registry");
-        let (server, url) = serve(&self.registry, &["--data".as_ref(), data.as_os_str()])?;
+        let (data, key) = (dir.join("registry"), dir.join("domains.key"));
+        let mut arguments: Vec<&OsStr> = vec!["--data".as_ref(), data.as_os_str()];
+        if self.encrypts {
+            write_key(&key)?;
+            arguments.extend(["--encrypt-new-domains".as_ref(), "--key-file".as_ref(), key.as_os_str()]);
+        }
+        let (server, url) = serve(&self.registry, &arguments)?;
         let servers = [server.pid()];
         let raw = workload.base.bytes();
         let step = |meter: &mut Meter<'_>, step: Step, store: &str, args: &[&OsStr]| {

@@ -42,6 +42,11 @@ impl WrappedKey {
         text.len() <= Self::LONGEST_KEY && text.bytes().all(|byte| byte == b' ' || byte.is_ascii_graphic())
     }
 
+    /// Whether a text is the beginning of a wrapped key, which was cut while it was written.
+    pub(super) fn is_cut(text: &str) -> bool {
+        serde_json::from_str::<serde::de::IgnoredAny>(text).is_err_and(|e| e.is_eof())
+    }
+
     /// Reads the line that [`fmt::Display`] gives.
     ///
     /// # Errors
@@ -84,6 +89,16 @@ mod tests {
         let wrapped = WrappedKey::parse(GOOD).expect("a wrapped key");
         assert_eq!(wrapped.to_string(), GOOD);
         assert_eq!(WrappedKey::parse(&format!("{GOOD}\n")).expect("a line"), wrapped);
+    }
+
+    #[test]
+    fn every_beginning_of_a_wrapped_key_is_one_that_was_cut() {
+        for end in 0..GOOD.len() {
+            assert!(WrappedKey::is_cut(&GOOD[..end]), "{end}");
+        }
+        for text in [GOOD, &format!("{GOOD}\n"), "nonsense", "{\"version\":2}"] {
+            assert!(!WrappedKey::is_cut(text), "{text}");
+        }
     }
 
     #[test]

@@ -18,6 +18,7 @@ on_backends!([sqlite = SqliteDisk, postgres = PostgresDisk]:
     signatures_are_one_manifest_that_goes_with_its_snapshot,
     two_that_sign_at_once_are_both_kept,
     a_kill_between_two_manifests_leaves_every_signature,
+    a_signature_is_acknowledged_only_when_the_journal_has_it,
     a_tag_is_put_only_on_what_a_key_of_each_policy_has_signed,
     a_signature_made_by_cosign_counts_and_is_kept_when_another_is_added,
     what_is_no_signature_is_left_out,
@@ -160,6 +161,21 @@ async fn a_kill_between_two_manifests_leaves_every_signature(backend: Backend) {
     rig.store.delete_snapshot(&repository(), &digest).await.unwrap();
     let left = rig.store.signature_list(&repository(), None, 100).await;
     assert_eq!(left.unwrap_err().code(), ErrorCode::RepositoryUnknown, "all of them went with it");
+}
+
+async fn a_signature_is_acknowledged_only_when_the_journal_has_it(backend: Backend) {
+    let rig = Rig::still(backend, Options::default()).await;
+    let s = snapshot(&[1], vec![]);
+    push(&rig.store, &s, "a").await.unwrap();
+    let (digest, key) = (s.manifest.digest, key());
+    let watched = Watched::new(Arc::clone(&rig.metadata));
+    let store = Store::new(Arc::clone(&rig.packs), Arc::clone(&watched) as Arc<dyn Metadata>, rig.options());
+    // A kill after the transaction, and before the journal.
+    watched.fail("journaled", 1);
+    assert_eq!(sign(&store, &key, digest).await.unwrap_err().code(), ErrorCode::Unavailable);
+    assert!(!rig.metadata.unjournaled(10).await.unwrap().is_empty());
+    assert_eq!(sign(&store, &key, digest).await.unwrap(), 1, "it is there");
+    assert_eq!(rig.metadata.unjournaled(10).await.unwrap(), []);
 }
 
 async fn a_tag_is_put_only_on_what_a_key_of_each_policy_has_signed(backend: Backend) {

@@ -6,7 +6,7 @@ use crate::states::{State, States};
 use pfr_faults::{check, snapshots::Snapshot};
 use pfr_schema::api::DomainState;
 use pfr_schema::{DomainName, RepositoryName};
-use pfr_store::{Budget, Clock, DomainHome, DomainPacks, DomainTables, Domains, GcOptions, Options, Store};
+use pfr_store::{Budget, Clock, DomainHome, DomainPacks, DomainTables, Domains, GcOptions, Keys, Options, Store};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -74,12 +74,13 @@ pub fn run(check: impl Future<Output = Result>) -> Result {
     tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|e| e.to_string())?.block_on(check)
 }
 
-/// Opens the stores that lie in `root`, as a registry does when it starts, and goes on with them.
+/// Opens the stores that lie in `root`, as a registry with these keys does when it starts, and goes
+/// on with them.
 ///
 /// # Errors
 /// In words: what is refused, lost, corrupt, wrong or left over.
-pub async fn goes_on(root: &Path, allowed: &[View]) -> Result {
-    let (domains, time) = open(root).await?;
+pub async fn goes_on(root: &Path, keys: Keys, allowed: &[View]) -> Result {
+    let (domains, time) = open(root, keys).await?;
     let store = domains.default_store();
     store.names_are_known().await.map_err(|e| format!("REFUSED: {e}"))?;
     store.flush_journal().await.map_err(|e| format!("REFUSED: {e}"))?;
@@ -154,8 +155,8 @@ async fn domains_go_on(domains: &Domains, time: &AtomicU64, root: &Path) -> Resu
 ///
 /// # Errors
 /// In words: what is refused, lost or corrupt.
-pub async fn is_rebuilt(root: &Path, allowed: &[View]) -> Result {
-    let (domains, _) = open(root).await?;
+pub async fn is_rebuilt(root: &Path, keys: Keys, allowed: &[View]) -> Result {
+    let (domains, _) = open(root, keys).await?;
     let mut stores = vec![(domains.default_store().clone(), DomainName::default())];
     for name in domains.find().await.map_err(|e| format!("REFUSED to find domains: {e}"))? {
         stores.push((domains.adopt(&name).await.map_err(|e| format!("REFUSED to adopt {name}: {e}"))?, name));
@@ -170,7 +171,7 @@ pub async fn is_rebuilt(root: &Path, allowed: &[View]) -> Result {
     Ok(())
 }
 
-async fn open(root: &Path) -> Result<(Domains, Arc<AtomicU64>)> {
+async fn open(root: &Path, keys: Keys) -> Result<(Domains, Arc<AtomicU64>)> {
     let time = Arc::new(AtomicU64::new(Clock::system().now()));
     let now = Arc::clone(&time);
     // Leases end as soon as the clock moves, and hold while it does not.
@@ -178,7 +179,7 @@ async fn open(root: &Path) -> Result<(Domains, Arc<AtomicU64>)> {
     let data = root.join(DATA);
     let store = Store::open(&data, options).await.map_err(|e| format!("REFUSED: {e}"))?;
     let home = DomainHome { tables: DomainTables::Files(data.clone()), packs: DomainPacks::Files { root: data, inside: "packs" } };
-    Ok((Domains::new(store, Some(home)), time))
+    Ok((Domains::with_keys(store, Some(home), keys), time))
 }
 
 async fn domain_names(domains: &Domains, wanted: impl Fn(DomainState) -> bool) -> Result<Vec<DomainName>> {
@@ -281,8 +282,8 @@ fn packs(home: &Path) -> Vec<PathBuf> {
     pfr_tests::files(&home.join("packs")).into_iter().map(|(path, _)| path).collect()
 }
 
-/// Whether a file is never deleted: the marker, and objects of the journal.
+/// Whether a file is never deleted: the marker, the wrapped key, and objects of the journal.
 fn belongs(path: &Path) -> bool {
     let unfinished = path.to_string_lossy().contains('#');
-    path == Path::new("pf-store") || (path.starts_with("journal") && !unfinished)
+    ["pf-store", "pf-key"].iter().any(|name| path == Path::new(name)) || (path.starts_with("journal") && !unfinished)
 }

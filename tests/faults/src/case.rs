@@ -7,11 +7,17 @@
 //! acknowledged is read from the disk and compared byte for byte. At the end the store verifies
 //! itself, and a collection shows whether anything is left over.
 
+mod between;
+mod counts;
+
+pub use counts::{Counterexample, Counts};
+
 use crate::check::{self, Library};
-use crate::domains::{self, Step, Tenants};
+use crate::domains::Tenants;
+use crate::events::Follower;
 use crate::gate::{self, Gate, Progress, Task};
 use crate::names::{Change, Names, Oracle, Outcome};
-use crate::operations::{self, Ended, Excuses, Manner, Operation};
+use crate::operations::{Ended, Excuses, Manner, Operation};
 use crate::prefixes;
 use crate::snapshots::Snapshot;
 use crate::world::{Database, HOUR, Plant, Setup, World};
@@ -30,73 +36,6 @@ const TIMEOUT: Duration = Duration::from_millis(10);
 /// waiting for many seconds.
 const STUCK: Duration = Duration::from_secs(300);
 
-/// Counts of one history, or of many.
-#[derive(Clone, Copy, Debug, Default, serde::Serialize)]
-pub struct Counts {
-    /// Operations begun.
-    pub rounds: u64,
-    /// Operations acknowledged.
-    pub acknowledged: u64,
-    /// Operations killed at a step.
-    pub cut: u64,
-    /// Replicas killed.
-    pub crashes: u64,
-    /// Power losses.
-    pub power_losses: u64,
-    /// Databases lost and rebuilt.
-    pub rebuilds: u64,
-    /// Bits flipped, found and healed.
-    pub flipped: u64,
-    /// Collections that ran to their end.
-    pub collections: u64,
-    /// Calls that were made to fail.
-    pub faults: u64,
-    /// Snapshots at the end.
-    pub snapshots: u64,
-    /// Bytes compared with what was pushed.
-    pub compared_bytes: u64,
-    /// The longest time, in milliseconds, in which no operation could go on.
-    pub longest_wait_ms: u64,
-}
-
-impl Counts {
-    /// Adds the counts of another history.
-    pub fn add(&mut self, other: &Self) {
-        self.rounds += other.rounds;
-        self.acknowledged += other.acknowledged;
-        self.cut += other.cut;
-        self.crashes += other.crashes;
-        self.power_losses += other.power_losses;
-        self.rebuilds += other.rebuilds;
-        self.flipped += other.flipped;
-        self.collections += other.collections;
-        self.faults += other.faults;
-        self.snapshots += other.snapshots;
-        self.compared_bytes += other.compared_bytes;
-        self.longest_wait_ms = self.longest_wait_ms.max(other.longest_wait_ms);
-    }
-}
-
-/// A violation, and how to repeat it.
-#[derive(Clone, Debug)]
-pub struct Counterexample {
-    /// The seed.
-    pub seed: u64,
-    /// Number of waves until the violation.
-    pub waves: u64,
-    /// What was violated.
-    pub what: String,
-    /// Every operation until the violation.
-    pub log: Vec<String>,
-}
-
-impl std::fmt::Display for Counterexample {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        writeln!(f, "seed {}, wave {}: {}", self.seed, self.waves, self.what)?;
-        self.log.iter().try_for_each(|line| writeln!(f, "  {line}"))
-    }
-}
-
 /// Plays `waves` waves of the history `seed`.
 ///
 /// # Errors
@@ -110,16 +49,21 @@ pub async fn play(database: Database, seed: u64, waves: u64, plant: Option<Plant
         tears: random.random_bool(0.5),
         plant,
         database,
+        key_command: random.random_bool(0.25),
     };
     let mut log = vec![format!("{setup:?}")];
-    let world = World::new(seed, setup).await;
-    let played = match world {
-        Err(error) => Err((0, error.to_string())),
-        Ok(world) => {
+    let begun = match World::new(seed, setup).await {
+        Err(error) => Err(error.to_string()),
+        Ok(world) => Follower::new(&world.observer, &Names::new()).await.map(|follower| (world, follower)),
+    };
+    let played = match begun {
+        Err(what) => Err((0, what)),
+        Ok((world, follower)) => {
             let mut history = History {
                 random,
                 world,
                 oracle: Oracle::default(),
+                follower,
                 tenants: Tenants::default(),
                 library: Library::new(),
                 debris: BTreeSet::new(),
@@ -150,6 +94,7 @@ struct History {
     random: StdRng,
     world: World,
     oracle: Oracle,
+    follower: Follower,
     tenants: Tenants,
     library: Library,
     /// Torn objects that a rebuild found and named.
@@ -217,8 +162,11 @@ impl History {
             return self.rebuild().await;
         }
         self.compare(&changes).await?;
-        if self.chance(0.25) {
+        if self.chance(0.3) {
             self.domain().await?;
+        }
+        if self.chance(0.08) {
+            self.retain().await?;
         }
         if self.chance(0.04) { self.rot().await } else { Ok(()) }
     }
@@ -227,6 +175,7 @@ impl History {
         self.journaled(changes).await?;
         let seen = check::names(&self.world.observer).await.map_err(|e| e.to_string())?;
         self.oracle.explain(changes, &seen)?;
+        self.counts.events += self.follower.check(&self.world.observer, &seen, &mut self.random).await?;
         self.counts.compared_bytes += check::complete(&self.world, &seen, &self.library).await?;
         self.matches(&seen).await
     }
@@ -247,44 +196,6 @@ impl History {
     async fn matches(&mut self, names: &Names) -> Result<(), String> {
         let ends_only = self.counts.flipped > 0 || !self.debris.is_empty();
         prefixes::found(&self.world.observer, names, &self.library, &mut self.random, ends_only).await
-    }
-
-    // ---- other domains
-
-    /// A step with another domain. Its replica may die at any point of it.
-    async fn domain(&mut self) -> Result<(), String> {
-        let (step, faults) = (Step::draw(&mut self.random), self.chance(0.3));
-        let cut_at = self.chance(0.3).then(|| self.random.random_range(0..60_u64));
-        if self.chance(0.3) {
-            self.world.jump(i64::try_from(2 * HOUR).unwrap_or(0));
-        }
-        self.log.push(format!("domains: {step:?}, faults {faults}, dies at {cut_at:?}"));
-        self.counts.rounds += 1;
-        self.world.set_faults(0.0, false);
-        self.world.start(0).await.map_err(|e| e.to_string())?;
-        let Some(domains) = self.world.domains_of(0).await.map_err(|e| e.to_string())? else { return Ok(()) };
-        self.world.set_faults(if faults { 0.03 } else { 0.0 }, false);
-        let gate: Arc<Gate> = Arc::default();
-        let mut task: Task<Result<(), pfr_store::Error>> = Box::pin(step.clone().run(domains));
-        let mut answer = None;
-        while cut_at.is_none_or(|steps| gate.steps() < steps) {
-            gate.open();
-            if let Progress::Done(ended) = gate::run(&mut task, &gate, STUCK).await {
-                answer = Some(ended);
-                break;
-            }
-        }
-        drop(task);
-        match &answer {
-            None => {
-                self.counts.cut += 1;
-                self.counts.crashes += u64::from(self.world.replicas[0].store.take().is_some());
-            }
-            Some(answer) => self.counts.acknowledged += u64::from(answer.is_ok()),
-        }
-        self.world.set_faults(0.0, false);
-        let seen = domains::seen(&self.world).await.map_err(|what| format!("after {step:?} ({answer:?}): {what}"))?;
-        self.tenants.explain(&step, answer.as_ref(), faults, seen)
     }
 
     // ---- what is done
@@ -362,14 +273,15 @@ impl History {
                     let part = if self.chance(0.3) { GcPart::Merging } else { GcPart::All };
                     return Operation::Gc(GcOptions { part, grace, batch, compact, dry_run, ..GcOptions::default() });
                 }
-                88..92 => {
+                88..91 => {
                     let tokens = prefixes::tokens(&mut self.random, &self.library);
                     return Operation::Match { repository, tokens, library: self.library.clone() };
                 }
-                92..97 => {
+                91..95 => {
                     let Some(snapshot) = pick(&mut self.random).and_then(|digest| self.library.get(&digest)) else { continue };
                     return Operation::Read { snapshot: Arc::clone(snapshot), acknowledged: true };
                 }
+                95..97 => return Operation::Follow,
                 97..99 => return Operation::Audit,
                 99 => return Operation::Scrub(self.chance(0.5)),
                 _ => {}
@@ -511,6 +423,7 @@ impl History {
         self.counts.collections += u64::from(ended.acknowledged && line.contains(": gc"));
         let what = ended.violation.map(|what| format!("{line}: {what}"));
         changes.extend(ended.change);
+        ended.followed.into_iter().for_each(|page| self.follower.found(page));
         what.map_or(Ok(()), Err)
     }
 
@@ -530,127 +443,6 @@ impl History {
         for victim in victims {
             self.counts.crashes += u64::from(self.world.replicas[victim].store.take().is_some());
         }
-    }
-
-    // ---- the loss of the database
-
-    /// All replicas die and the database is gone: packs and journal bring back what was
-    /// acknowledged, even if the first rebuild is killed.
-    async fn rebuild(&mut self) -> Result<(), String> {
-        let cut_at = self.chance(0.5).then(|| self.random.random_range(0..300_u64));
-        self.log.push(format!("the database is lost; rebuild, a first attempt dies at {cut_at:?}"));
-        let power = self.chance(0.5);
-        self.counts.crashes += self.world.replicas.iter_mut().map(|r| u64::from(r.store.take().is_some())).sum::<u64>();
-        if power {
-            self.world.disk.power_loss();
-        }
-        self.world.set_faults(0.0, false);
-        self.world.lose_database().await.map_err(|e| e.to_string())?;
-        if let Some(cut_at) = cut_at {
-            self.world.start(0).await.map_err(|e| e.to_string())?;
-            let store = self.world.replicas[0].store.clone();
-            let gate: Arc<Gate> = Arc::default();
-            let mut task: Task<()> = Box::pin(async move {
-                if let Some(store) = store {
-                    drop(store.rebuild(&mut |_| ()).await);
-                }
-            });
-            while gate.steps() < cut_at {
-                gate.open();
-                if matches!(gate::run(&mut task, &gate, STUCK).await, Progress::Done(())) {
-                    break;
-                }
-            }
-            drop(task);
-            self.counts.cut += 1;
-            self.world.lose_database().await.map_err(|e| e.to_string())?;
-        }
-        let report = self.world.observer.rebuild(&mut |_| ()).await.map_err(|e| format!("rebuild: {e}"))?;
-        // A deletion that failed before it was journaled may have freed bytes already: the oracle
-        // knows whether anything acknowledged is lost.
-        self.log.push(format!("rebuilt, lost: {:?}", report.lost));
-        let debris = report.refused.iter().filter_map(|words| words.split(": ").next()).filter(|key| !key.contains(' '));
-        self.debris.extend(debris.map(|key| if key.contains('/') { key.to_owned() } else { check::path(key).to_string() }));
-        let seen = check::names(&self.world.observer).await.map_err(|e| e.to_string())?;
-        self.oracle.rebuilt(&seen)?;
-        domains::rebuild(&self.world).await?;
-        self.tenants.rebuilt(domains::seen(&self.world).await?)?;
-        if self.counts.flipped > 0 {
-            // The database knew what is in quarantine; packs do not.
-            self.scrub_and_heal().await?;
-        }
-        self.counts.compared_bytes += check::complete(&self.world, &seen, &self.library).await?;
-        self.matches(&seen).await?;
-        self.counts.rebuilds += 1;
-        check::verified(&self.world.observer, &seen).await
-    }
-
-    // ---- bit rot
-
-    /// A byte of a pack changes. A scrub finds it, and a second push of the snapshots that it hit
-    /// heals it.
-    async fn rot(&mut self) -> Result<(), String> {
-        let mut packs: Vec<(String, u64)> = self
-            .world
-            .disk
-            .keys()
-            .into_iter()
-            .filter(|(key, bytes)| key.ends_with(".pfpack") && *bytes > 0 && !check::is_of_domain(key))
-            .collect();
-        if packs.is_empty() {
-            return Ok(());
-        }
-        // By name, that is by time: folders are random.
-        packs.sort_by(|a, b| a.0.rsplit('/').next().cmp(&b.0.rsplit('/').next()));
-        let (key, len) = &packs[self.random.random_range(0..packs.len())];
-        let path = object_store::path::Path::from(key.as_str());
-        let (at, bit) = (self.random.random_range(0..usize::try_from(*len).unwrap_or(1)), self.random.random_range(0..8));
-        let Some(bytes) = self.world.disk.bytes(&path) else { return Ok(()) };
-        let mut bytes = bytes.to_vec();
-        bytes[at] ^= 1 << bit;
-        self.world.disk.plant(&path, bytes);
-        self.log.push(format!("bit {bit} of byte {at} of {key} flips"));
-        self.counts.flipped += 1;
-        self.scrub_and_heal().await?;
-        self.compare(&[]).await?;
-        check::verified(&self.world.observer, &self.oracle.names).await
-    }
-
-    /// Does what an operator does about damage: finds it by a scrub and pushes the snapshots again.
-    async fn scrub_and_heal(&mut self) -> Result<(), String> {
-        let options = pfr_store::ScrubOptions { full: true, bytes_per_second: None };
-        let report = self.world.observer.scrub(&options, &mut |_| ()).await.map_err(|e| format!("scrub: {e}"))?;
-        self.log.push(format!("scrub: {} damaged, bad packs {:?}", report.damaged.len(), report.bad_packs));
-        for (name, repository) in self.oracle.names.clone() {
-            for digest in repository.snapshots.keys() {
-                let Some(snapshot) = self.library.get(digest) else { continue };
-                let (answer, _) = operations::push(&self.world.observer, &name, snapshot, None, Manner::Complete).await;
-                answer.map_err(|e| format!("pushing {name}@{digest} again: {e}"))?;
-            }
-        }
-        Ok(())
-    }
-
-    // ---- the end
-
-    async fn end(&mut self) -> Result<(), String> {
-        self.world.set_faults(0.0, false);
-        self.world.replicas.iter_mut().for_each(|replica| replica.store = None);
-        self.world.disk.power_loss();
-        self.compare(&[]).await?;
-        domains::delete_all(&self.world).await?;
-        check::verified(&self.world.observer, &self.oracle.names).await?;
-        check::swept(&self.world, &self.oracle.names, &self.library, &self.debris).await?;
-        check::verified(&self.world.observer, &self.oracle.names).await?;
-        self.counts.snapshots = self.oracle.names.values().map(|r| r.snapshots.len() as u64).sum();
-        self.counts.faults = self.world.replicas.iter().map(|r| r.faults.injected()).sum();
-        // Nothing named, nothing left.
-        for (name, repository) in std::mem::take(&mut self.oracle.names) {
-            for digest in repository.snapshots.keys() {
-                self.world.observer.delete_snapshot(&name, digest).await.map_err(|e| e.to_string())?;
-            }
-        }
-        check::swept(&self.world, &self.oracle.names, &self.library, &self.debris).await.map_err(|e| format!("with all names deleted: {e}"))
     }
 }
 
@@ -672,5 +464,6 @@ fn words(operation: &Operation) -> String {
         Operation::Scrub(full) => format!("scrub, full {full}"),
         Operation::Match { repository, tokens, .. } => format!("match {} tokens in {repository}", tokens.len()),
         Operation::Read { snapshot, .. } => format!("read {}", snapshot.digest),
+        Operation::Follow => "follow".into(),
     }
 }

@@ -1,38 +1,74 @@
 //! Other domains, beside the one of the history: made, filled and deleted, with steps that die
-//! anywhere.
+//! anywhere. Some are encrypted, and the key that wraps theirs is replaced and destroyed.
 //!
 //! Steps come one after the other, between the waves of the history, so that the model has few
 //! states.
 
 use crate::check;
 use crate::operations::{self, Manner};
+use crate::signing::{self, IMAGES, KEYS};
 use crate::snapshots::Snapshot;
 use crate::world::World;
-use pfr_schema::api::DomainState;
-use pfr_schema::{Digest, DomainName, ErrorCode};
-use pfr_store::{Budget, Domains, Error, GcOptions};
+use object_store::path::Path;
+use pfr_schema::api::{DomainInfo, DomainState};
+use pfr_schema::{Digest, DomainName, ErrorCode, RepositoryName};
+use pfr_store::{Budget, Domains, Error, GcOptions, Store, WrappedKey};
 use rand::RngExt as _;
 use rand::rngs::StdRng;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
+
+/// The marker of a domain, and its wrapped key: the only objects of an encrypted one that can be
+/// read without the key.
+const PLAIN: [&str; 2] = ["pf-store", "pf-key"];
+/// How each segment of an encrypted object begins, then the id of the key and the salt.
+const MAGIC: &[u8] = b"pfs1";
+const SALT: std::ops::Range<usize> = 8..32;
+/// Bytes of each segment but the last.
+const SEGMENT: usize = (64 << 10) + 48;
 
 /// What is done with a domain.
 #[derive(Clone, Debug)]
 pub enum Step {
-    /// It is made.
-    Make(DomainName),
+    /// It is made; `true`: encrypted.
+    Make(DomainName, bool),
     /// A snapshot is pushed to it.
     Push(DomainName, Arc<Snapshot>),
+    /// A snapshot is signed by the key of this number.
+    Sign(DomainName, Digest, usize),
+    /// A signature of something else is put where those of a snapshot are looked for.
+    Forge(DomainName, Digest),
+    /// A snapshot gets a tag that only signed ones get.
+    Admit(DomainName, Digest),
+    /// An image is pushed to it.
+    Image(DomainName, u8),
     /// It is collected.
     Collect(DomainName),
     /// It is deleted.
     Delete(DomainName),
     /// The task that removes deleted domains runs.
     Remove,
+    /// The keys of all domains are wrapped again, with the next key.
+    Rewrap,
 }
 
-/// Snapshots by domain.
-type Contents = BTreeMap<DomainName, BTreeSet<Digest>>;
+/// Something that is true of a domain.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Fact {
+    /// It is encrypted.
+    Encrypted,
+    /// It has a snapshot.
+    Snapshot(Digest),
+    /// The key of this number has signed a snapshot.
+    Signed(Digest, usize),
+    /// A snapshot has the tag that only signed ones get.
+    Admitted(Digest),
+    /// It has an image.
+    Image(u8),
+}
+
+/// Facts by domain.
+type Contents = BTreeMap<DomainName, BTreeSet<Fact>>;
 
 /// What is known of the domains.
 #[derive(Clone, Debug, Default)]
@@ -43,22 +79,41 @@ pub struct Tenants {
     durable: Contents,
     /// Those that were deleted. They come back if the catalogue is lost before their bytes are
     /// gone.
-    deleted: BTreeMap<DomainName, Vec<BTreeSet<Digest>>>,
+    deleted: BTreeMap<DomainName, Vec<BTreeSet<Fact>>>,
+    /// Whether the databases were lost. Since then the place of a domain of which no one was told
+    /// may not be empty.
+    pub was_lost: bool,
+}
+
+fn name_of(text: &str) -> DomainName {
+    text.parse().unwrap_or_else(|_| unreachable!())
+}
+
+/// The repository of snapshots, and that of images.
+fn repositories() -> [RepositoryName; 2] {
+    ["team/a", "team/images"].map(|name| name.parse().unwrap_or_else(|_| unreachable!()))
+}
+
+fn snapshot(first: u64) -> Snapshot {
+    Snapshot::new(&[(first..first + 3).collect()], Vec::new())
 }
 
 impl Step {
     /// Draws a step.
     pub fn draw(random: &mut StdRng) -> Self {
-        let name: DomainName = ["acme", "b-2"][random.random_range(0..2)].parse().unwrap_or_else(|_| unreachable!());
-        match random.random_range(0..10) {
-            0..3 => Self::Make(name),
-            3..6 => {
-                let first = random.random_range(0..6);
-                Self::Push(name, Arc::new(Snapshot::new(&[(first..first + 3).collect()], Vec::new())))
-            }
-            6 => Self::Collect(name),
-            7 => Self::Delete(name),
-            _ => Self::Remove,
+        let name = name_of(["acme", "b-2"][random.random_range(0..2)]);
+        let drawn = snapshot(random.random_range(0..4));
+        match random.random_range(0..20) {
+            0..4 => Self::Make(name, random.random_bool(0.6)),
+            4..8 => Self::Push(name, Arc::new(drawn)),
+            8..10 => Self::Sign(name, drawn.digest, random.random_range(0..KEYS)),
+            10 => Self::Forge(name, drawn.digest),
+            11..13 => Self::Admit(name, drawn.digest),
+            13 => Self::Image(name, random.random_range(0..IMAGES)),
+            14 => Self::Collect(name),
+            15 => Self::Delete(name),
+            16..18 => Self::Remove,
+            _ => Self::Rewrap,
         }
     }
 
@@ -67,32 +122,72 @@ impl Step {
     /// # Errors
     /// Those of the store.
     pub async fn run(self, domains: Domains) -> Result<(), Error> {
+        let [repository, images] = repositories();
         match self {
-            Self::Make(name) => domains.create(&name).await.map(|_| ()),
+            Self::Make(name, encrypted) => domains.create_as(&name, Some(encrypted)).await.map(drop),
             Self::Push(name, snapshot) => {
-                let (store, repository) = (domains.open(&name).await?, "team/a".parse().unwrap_or_else(|_| unreachable!()));
-                operations::push(&store, &repository, &snapshot, None, Manner::Complete).await.0
+                operations::push(&domains.open(&name).await?, &repository, &snapshot, None, Manner::Complete).await.0
             }
-            Self::Collect(name) => domains.open(&name).await?.gc(&GcOptions::default(), &mut |_| ()).await.map(|_| ()),
-            Self::Delete(name) => domains.delete(&name).await.map(|_| ()),
-            Self::Remove => domains.remove_deleted(&Budget::default()).await.map(|_| ()),
+            Self::Sign(name, snapshot, key) => signing::sign(&domains.open(&name).await?, &repository, snapshot, key).await,
+            Self::Forge(name, snapshot) => signing::forge(&domains.open(&name).await?, &repository, snapshot).await,
+            Self::Admit(name, snapshot) => signing::admit(&domains.open(&name).await?, &repository, snapshot).await,
+            Self::Image(name, number) => signing::push_image(&domains.open(&name).await?, &images, number).await,
+            Self::Collect(name) => domains.open(&name).await?.gc(&GcOptions::default(), &mut |_| ()).await.map(drop),
+            Self::Delete(name) => domains.delete(&name).await.map(drop),
+            Self::Remove => domains.remove_deleted(&Budget::default()).await.map(drop),
+            Self::Rewrap => {
+                for row in live(&domains).await? {
+                    domains.rewrap(&row.name).await?;
+                }
+                Ok(())
+            }
         }
     }
 
     /// What there is after it, if it had its effect.
     fn apply(&self, contents: &mut Contents) {
+        let Some(name) = self.name() else { return };
+        if let Self::Make(_, encrypted) = self {
+            contents.entry(name.clone()).or_insert_with(|| encrypted.then_some(Fact::Encrypted).into_iter().collect());
+        }
+        if let Self::Delete(_) = self {
+            contents.remove(name);
+        }
+        let Some(found) = contents.get_mut(name) else { return };
         match self {
-            Self::Make(name) => drop(contents.entry(name.clone()).or_default()),
-            Self::Push(name, snapshot) => contents.get_mut(name).into_iter().for_each(|found| found.extend([snapshot.digest])),
-            Self::Delete(name) => drop(contents.remove(name)),
-            Self::Collect(_) | Self::Remove => {}
+            Self::Push(_, snapshot) => drop(found.insert(Fact::Snapshot(snapshot.digest))),
+            Self::Sign(_, snapshot, key) if found.contains(&Fact::Snapshot(*snapshot)) => drop(found.insert(Fact::Signed(*snapshot, *key))),
+            // The policy asks for the first key.
+            Self::Admit(_, snapshot) if found.contains(&Fact::Signed(*snapshot, 0)) => drop(found.insert(Fact::Admitted(*snapshot))),
+            Self::Image(_, number) => drop(found.insert(Fact::Image(*number))),
+            _ => {}
         }
     }
 
     fn name(&self) -> Option<&DomainName> {
         match self {
-            Self::Make(name) | Self::Push(name, _) | Self::Collect(name) | Self::Delete(name) => Some(name),
-            Self::Remove => None,
+            Self::Make(name, _)
+            | Self::Push(name, _)
+            | Self::Sign(name, ..)
+            | Self::Forge(name, _)
+            | Self::Admit(name, _)
+            | Self::Image(name, _)
+            | Self::Collect(name)
+            | Self::Delete(name) => Some(name),
+            Self::Remove | Self::Rewrap => None,
+        }
+    }
+
+    /// Whether the store must refuse it, with this code, where there is such a domain.
+    fn is_refused(&self, code: ErrorCode, found: &BTreeSet<Fact>) -> bool {
+        let lacks = |fact: Fact| !found.contains(&fact);
+        match (code, self) {
+            (ErrorCode::SnapshotUnknown | ErrorCode::RepositoryUnknown, Self::Sign(_, snapshot, _) | Self::Admit(_, snapshot)) => {
+                lacks(Fact::Snapshot(*snapshot))
+            }
+            (ErrorCode::SignatureRequired, Self::Admit(_, snapshot)) => lacks(Fact::Signed(*snapshot, 0)),
+            (ErrorCode::InvalidRequest, Self::Make(_, encrypted)) => lacks(Fact::Encrypted) == *encrypted,
+            _ => false,
         }
     }
 }
@@ -104,12 +199,17 @@ impl Tenants {
     /// # Errors
     /// In words: what is lost, or has no explanation.
     pub fn explain(&mut self, step: &Step, answer: Option<&Result<(), Error>>, faults: bool, seen: Contents) -> Result<(), String> {
-        let existed = step.name().is_some_and(|name| self.live.contains_key(name));
+        let found = step.name().and_then(|name| self.live.get(name));
         if let Some(Err(error)) = answer {
             let is_excused = match error.code() {
                 ErrorCode::Internal | ErrorCode::CorruptStore => false,
-                ErrorCode::DomainUnknown | ErrorCode::DomainBusy => !existed,
-                _ => faults,
+                ErrorCode::DomainUnknown | ErrorCode::DomainBusy => found.is_none(),
+                ErrorCode::SignatureRequired => found.is_some_and(|found| step.is_refused(ErrorCode::SignatureRequired, found)),
+                // What lies in its place may be of another kind, and its key destroyed.
+                ErrorCode::InvalidRequest | ErrorCode::Unavailable if found.is_none() && self.was_lost => {
+                    faults || matches!(step, Step::Make(..))
+                }
+                code => faults || found.is_some_and(|found| step.is_refused(code, found)),
             };
             if !is_excused {
                 return Err(format!("{step:?} of {self:?}: {:?}: {error}", error.code()));
@@ -122,9 +222,22 @@ impl Tenants {
             return Err(format!("after {step:?} ({answer:?}) of {:?}, found {seen:?}", self.live));
         }
         if !may_be_as_before {
-            // An acknowledged push to a domain is durable only with the domain.
-            if let Step::Push(name, _) = step {
-                self.durable.entry(name.clone()).or_default();
+            // What is acknowledged in a domain is durable only with the domain.
+            if let Some(name) = step.name()
+                && !matches!(step, Step::Delete(_) | Step::Collect(_))
+                && let Some(facts) = seen.get(name)
+            {
+                let is_encrypted = facts.contains(&Fact::Encrypted);
+                self.durable.entry(name.clone()).or_default().extend(is_encrypted.then_some(Fact::Encrypted));
+            }
+            // A signature is durable with its snapshot, which may not have been acknowledged.
+            match step {
+                Step::Sign(name, snapshot, _) | Step::Admit(name, snapshot) => {
+                    let facts = seen.get(name).into_iter().flatten();
+                    let of_it = facts.filter(|fact| matches!(fact, Fact::Snapshot(at) | Fact::Signed(at, _) if at == snapshot));
+                    self.durable.entry(name.clone()).or_default().extend(of_it.cloned());
+                }
+                _ => {}
             }
             step.apply(&mut self.durable);
         }
@@ -150,7 +263,7 @@ impl Tenants {
             let is_allowed = match seen.get(name) {
                 None => durable.is_none(),
                 Some(found) => {
-                    let between = |least: &BTreeSet<Digest>, most: &BTreeSet<Digest>| found.is_superset(least) && found.is_subset(most);
+                    let between = |least: &BTreeSet<Fact>, most: &BTreeSet<Fact>| found.is_superset(least) && found.is_subset(most);
                     live.is_some_and(|live| between(durable.unwrap_or(&empty), live))
                         || (durable.is_none() && deleted.into_iter().flatten().any(|most| between(&empty, most)))
                 }
@@ -161,33 +274,131 @@ impl Tenants {
         }
         (self.live, self.durable) = (seen.clone(), seen);
         self.deleted.clear();
+        self.was_lost = true;
         Ok(())
     }
 }
 
-/// All domains but that of the history, with their snapshots. Everything in them is verified, and
-/// nothing lies where there is no domain.
+/// The rows of the domains that exist, but the default one.
+async fn live(domains: &Domains) -> Result<Vec<DomainInfo>, Error> {
+    let rows = domains.list(None, 1000).await?.rows;
+    Ok(rows.into_iter().filter(|row| !row.name.is_default() && row.state == DomainState::Live).collect())
+}
+
+/// All domains but that of the history, with what is true of them. Everything in them is verified,
+/// nothing lies where there is no domain, and nothing of an encrypted one can be read without its
+/// key. If the databases `were_lost`, the wrapped key of a domain may lie there that no one was
+/// told of: the next one of its name takes it.
 ///
 /// # Errors
-/// In words: what is corrupt, or left over.
-pub async fn seen(world: &World) -> Result<Contents, String> {
+/// In words: what is corrupt, left over, or not encrypted.
+pub async fn seen(world: &World, were_lost: bool) -> Result<Contents, String> {
     let domains = world.domains().await.map_err(|e| e.to_string())?;
     let rows = domains.list(None, 1000).await.map_err(|e| e.to_string())?.rows;
     let mut seen = Contents::new();
-    for row in rows.iter().filter(|row| !row.name.is_default() && row.state == DomainState::Live) {
+    let mut salts = HashSet::new();
+    for row in live(&domains).await.map_err(|e| e.to_string())? {
+        let mut facts = BTreeSet::new();
+        if row.encrypted {
+            // Before the domain is opened, which mends what lies beside the packs.
+            sealed(world, &row.name, &mut salts)?;
+            facts.insert(Fact::Encrypted);
+        }
         let store = domains.open(&row.name).await.map_err(|e| format!("domain {} is not opened: {e}", row.name))?;
-        let names = check::names(&store).await.map_err(|e| e.to_string())?;
-        check::verified(&store, &names).await?;
-        seen.insert(row.name.clone(), names.values().flat_map(|repository| repository.snapshots.keys().copied()).collect());
+        facts.extend(contents(&store).await.map_err(|what| format!("{what}, in domain {}", row.name))?);
+        seen.insert(row.name, facts);
     }
     let of_none = |key: &String| {
         let name = key.strip_prefix(DomainName::FOLDER).and_then(|rest| rest.split('/').nth(1));
-        name.is_some_and(|name| rows.iter().all(|row| row.name.as_str() != name))
+        let is_told_of = |name: &str| rows.iter().any(|row| row.name.as_str() == name);
+        name.is_some_and(|name| !is_told_of(name) && !(were_lost && key.ends_with("/pf-key")))
     };
     match world.disk.keys().into_keys().find(of_none) {
         Some(key) => Err(format!("LEAKED: {key} is in no domain")),
         None => Ok(seen),
     }
+}
+
+/// What is true of the contents of a domain.
+async fn contents(store: &Store) -> Result<BTreeSet<Fact>, String> {
+    let [repository, images] = repositories();
+    let names = check::names(store).await.map_err(|e| e.to_string())?;
+    check::verified(store, &names).await?;
+    let mut facts = BTreeSet::new();
+    for digest in names.values().flat_map(|repository| repository.snapshots.keys()) {
+        facts.insert(Fact::Snapshot(*digest));
+        let signers = signing::signers(store, &repository, digest).await.map_err(|e| format!("signatures of {digest}: {e}"))?;
+        facts.extend(signers.into_iter().map(|key| Fact::Signed(*digest, key)));
+        if signing::is_admitted(store, &repository, digest).await.map_err(|e| e.to_string())? {
+            facts.insert(Fact::Admitted(*digest));
+        }
+    }
+    facts.extend(signing::images(store, &images).await?.into_iter().map(Fact::Image));
+    Ok(facts)
+}
+
+/// Checks the objects of an encrypted domain. The wrapped key lies there before anything that needs
+/// it, everything else is encrypted, and no salt comes twice.
+fn sealed(world: &World, name: &DomainName, salts: &mut HashSet<Vec<u8>>) -> Result<(), String> {
+    let prefix = format!("{}/{name}/", DomainName::FOLDER);
+    let keys: Vec<String> = world.disk.keys().into_keys().filter(|key| key.starts_with(&prefix)).collect();
+    let has = |inside: &str| keys.iter().any(|key| key[prefix.len()..] == *inside);
+    let is_plain = |key: &str| PLAIN.contains(&&key[prefix.len()..]);
+    if keys.iter().any(|key| key[prefix.len()..] != *PLAIN[1]) {
+        let text = wrapped_key(world, name).unwrap_or_default();
+        if !has(PLAIN[1]) || WrappedKey::parse(&text).is_err() {
+            return Err(format!("LOST: domain {name} has no wrapped key beside its packs, but {text:?}, and {keys:?}"));
+        }
+    }
+    for key in keys.iter().filter(|key| !is_plain(key)) {
+        let Some(bytes) = world.disk.bytes(&Path::from(key.as_str())) else { continue };
+        let begins = &bytes[..bytes.len().min(MAGIC.len())];
+        if !MAGIC.starts_with(begins) {
+            return Err(format!("READABLE: {key} of an encrypted domain begins with {begins:?}"));
+        }
+        let of_segments: HashSet<&[u8]> = bytes.chunks(SEGMENT).filter_map(|segment| segment.get(SALT)).collect();
+        if of_segments.len() > 1 || of_segments.into_iter().any(|salt| !salts.insert(salt.to_vec())) {
+            return Err(format!("READABLE: the salt of {key} is not its own"));
+        }
+    }
+    Ok(())
+}
+
+/// What lies beside the packs of a domain in the place of its wrapped key.
+fn wrapped_key(world: &World, name: &DomainName) -> Option<String> {
+    let bytes = world.disk.bytes(&Path::from(format!("{}/{name}/{}", DomainName::FOLDER, PLAIN[1])))?;
+    String::from_utf8(bytes.to_vec()).ok()
+}
+
+/// Checks what an acknowledged rewrap promises: beside its packs, each encrypted domain has the
+/// wrapped key that the catalogue has. To be asked before a domain is opened, which mends that.
+///
+/// # Errors
+/// In words: a key that is not the same.
+pub async fn rewrapped(world: &World) -> Result<(), String> {
+    let domains = world.domains().await.map_err(|e| e.to_string())?;
+    for row in live(&domains).await.map_err(|e| e.to_string())?.iter().filter(|row| row.encrypted) {
+        let decided = world.observer.metadata().domain_key(row.name.clone()).await.map_err(|e| e.to_string())?;
+        let beside = wrapped_key(world, &row.name).map(|text| text.trim_end().to_owned());
+        if decided != beside {
+            return Err(format!("LOST: after a rewrap the catalogue has {decided:?} for domain {}, and its packs {beside:?}", row.name));
+        }
+    }
+    Ok(())
+}
+
+/// Destroys the key that wrapped before, when all keys were acknowledged to be wrapped by the next
+/// one. A domain that is being deleted may need it, should the catalogue be lost.
+///
+/// # Errors
+/// In words: those of the store.
+pub async fn settle(world: &mut World) -> Result<(), String> {
+    let domains = world.domains().await.map_err(|e| e.to_string())?;
+    let rows = domains.list(None, 1000).await.map_err(|e| e.to_string())?.rows;
+    if rows.iter().all(|row| row.state == DomainState::Live) {
+        world.keyring.settle().map_err(|e| e.to_string())?;
+    }
+    Ok(())
 }
 
 /// Builds the tables of all domains anew, as an operator does after the default domain's.
@@ -207,7 +418,7 @@ pub async fn rebuild(world: &World) -> Result<(), String> {
 ///
 /// # Errors
 /// In words: what is left.
-pub async fn delete_all(world: &World) -> Result<(), String> {
+pub async fn delete_all(world: &World, were_lost: bool) -> Result<(), String> {
     let domains = world.domains().await.map_err(|e| e.to_string())?;
     for row in domains.list(None, 1000).await.map_err(|e| e.to_string())?.rows.iter().filter(|row| !row.name.is_default()) {
         domains.delete(&row.name).await.map_err(|e| e.to_string())?;
@@ -221,5 +432,5 @@ pub async fn delete_all(world: &World) -> Result<(), String> {
     if left.len() > 1 {
         return Err(format!("LEAKED: deleted domains do not go: {left:?}"));
     }
-    seen(world).await.map(|_| ())
+    seen(world, were_lost).await.map(drop)
 }

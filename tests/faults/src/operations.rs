@@ -3,14 +3,14 @@
 use crate::check::Library;
 use crate::names::{Change, Outcome};
 use crate::snapshots::{Snapshot, request};
-use crate::{gate, prefixes};
+use crate::{events, gate, prefixes};
 use bytes::Bytes;
 use futures::StreamExt as _;
 use futures::stream;
 use pfr_schema::api::TagState;
 use pfr_schema::frame::{Event, Parser, end_mark};
 use pfr_schema::{Digest, ErrorCode, Kind, Limits, RepositoryName, Tag};
-use pfr_store::{Error, GcOptions, ScrubOptions, Store};
+use pfr_store::{Error, EventPage, GcOptions, ScrubOptions, Store};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -65,6 +65,8 @@ pub enum Operation {
         /// Whether the snapshot must be there, since no task deletes it meanwhile.
         acknowledged: bool,
     },
+    /// A read of the log of events.
+    Follow,
 }
 
 /// Circumstances of a case that explain errors.
@@ -89,6 +91,8 @@ pub struct Ended {
     pub answer: String,
     /// The broken promise, if there is one.
     pub violation: Option<String>,
+    /// The events that it read.
+    pub followed: Option<EventPage>,
 }
 
 impl Ended {
@@ -103,6 +107,7 @@ impl Ended {
             acknowledged: answer.is_ok(),
             answer: answer.as_ref().map_or_else(ToString::to_string, |_| "done".into()),
             violation: answer.as_ref().err().filter(|e| !excused(e, excuses)).map(|e| format!("{:?}: {e}", e.code())),
+            followed: None,
         }
     }
 }
@@ -191,6 +196,12 @@ impl Operation {
                 ended
             }
             Self::Read { snapshot, acknowledged } => read(&store, &snapshot, acknowledged, excuses).await,
+            Self::Follow => {
+                let answer = store.metadata().events(0, events::MOST).await;
+                let mut ended = Ended::new(None, &answer, false, excuses);
+                ended.followed = answer.ok();
+                ended
+            }
         }
     }
 }

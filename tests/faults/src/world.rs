@@ -3,6 +3,7 @@
 use crate::disk::Disk;
 use crate::failing::failing;
 use crate::faults::Faults;
+use crate::keyring::Keyring;
 use crate::transactions::Transactions;
 use object_store::ObjectStore;
 use pfr_store::{
@@ -55,6 +56,8 @@ pub struct Setup {
     pub plant: Option<Plant>,
     /// The database of the metadata.
     pub database: Database,
+    /// Whether a command wraps the keys of domains, and not a file.
+    pub key_command: bool,
 }
 
 /// A replica, which may be running or not.
@@ -75,6 +78,8 @@ pub struct World {
     pub replicas: Vec<Replica>,
     /// A store over the same data without faults, for checks only.
     pub observer: Store,
+    /// The keys that wrap those of encrypted domains.
+    pub keyring: Keyring,
     setup: Setup,
     clock: Arc<AtomicU64>,
     dir: TempDir,
@@ -134,7 +139,8 @@ impl World {
     /// # Errors
     /// The database cannot be opened.
     pub async fn new(seed: u64, setup: Setup) -> Result<Self> {
-        let dir = folder().map_err(|e| pfr_store::Error::Unavailable { what: "directory", reason: e.to_string() })?;
+        let failed = |e: std::io::Error| pfr_store::Error::Unavailable { what: "directory", reason: e.to_string() };
+        let (dir, keyring) = (folder().map_err(failed)?, Keyring::new(setup.key_command).map_err(failed)?);
         let clock = Arc::new(AtomicU64::new(1_800_000_000_000));
         let disk = Disk::new(seed, setup.plant == Some(Plant::NoFsync));
         let metadata = fresh(setup.database, &dir.path().join("0.sqlite"), ticking(&clock, 0)).await?;
@@ -142,7 +148,7 @@ impl World {
         let observer = Store::new(disk.storage(), metadata, options);
         let replicas =
             (0..setup.replicas as u64).map(|i| Replica { store: None, faults: Faults::new(seed ^ (i + 1) << 32, 0.0) }).collect();
-        let mut world = Self { disk, replicas, observer, setup, clock, dir, databases: 0 };
+        let mut world = Self { disk, replicas, observer, keyring, setup, clock, dir, databases: 0 };
         for i in 0..world.replicas.len() {
             world.start(i).await?;
         }
@@ -187,7 +193,7 @@ impl World {
     /// # Errors
     /// The database cannot be opened.
     pub async fn domains(&self) -> Result<Domains> {
-        Ok(Domains::new(self.observer.clone(), Some(self.home(self.disk.storage()).await?)))
+        Ok(Domains::with_keys(self.observer.clone(), Some(self.home(self.disk.storage()).await?), self.keyring.keys()?))
     }
 
     /// All domains as a replica sees them, if it runs.
@@ -196,7 +202,7 @@ impl World {
     /// The database cannot be opened.
     pub async fn domains_of(&self, replica: usize) -> Result<Option<Domains>> {
         let Some(store) = self.replicas[replica].store.clone() else { return Ok(None) };
-        Ok(Some(Domains::new(store, Some(self.home(self.storage(replica)).await?))))
+        Ok(Some(Domains::with_keys(store, Some(self.home(self.storage(replica)).await?), self.keyring.keys()?)))
     }
 
     async fn home(&self, packs: Arc<dyn ObjectStore>) -> Result<DomainHome> {

@@ -111,6 +111,34 @@ async fn a_process_that_is_late_leaves_no_key_that_the_old_file_wrapped() {
     process(&bucket, keys(&dir, 'b')).open(&sealed).await.unwrap();
 }
 
+#[tokio::test]
+async fn a_wrapped_key_that_was_cut_while_it_was_written_is_written_again() {
+    let (dir, tables) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (sealed, at) = (name("sealed"), Path::from("domains/sealed/pf-key"));
+    let bucket: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+    let process = async |tables: &std::path::Path| {
+        let metadata: Arc<dyn Metadata> = SqliteMetadata::open(&tables.join("metadata.sqlite"), Clock::system()).await.unwrap();
+        let default = Store::new(Arc::clone(&bucket), metadata, Options::default());
+        let home = DomainHome { tables: DomainTables::Files(tables.to_owned()), packs: DomainPacks::Bucket(Arc::clone(&bucket)) };
+        Domains::with_keys(default, Some(home), keys(&dir, 'a'))
+    };
+    process(tables.path()).await.create_as(&sealed, Some(true)).await.unwrap();
+    let whole = bucket.get(&at).await.unwrap().bytes().await.unwrap();
+    for end in [0, 1, whole.len() / 2, whole.len() - 2] {
+        bucket.put(&at, whole.slice(..end).into()).await.unwrap();
+        process(tables.path()).await.open(&sealed).await.unwrap();
+        assert_eq!(bucket.get(&at).await.unwrap().bytes().await.unwrap(), whole, "the catalogue has it: {end}");
+    }
+    // Without the catalogue nothing has it: the domain is not taken for one without a key.
+    let others = tempfile::tempdir().unwrap();
+    bucket.put(&at, whole.slice(..20).into()).await.unwrap();
+    let refused = process(others.path()).await.adopt(&sealed).await.unwrap_err();
+    assert!(matches!(refused, Error::Locked(_)), "{refused}");
+    // And a place with nothing else in it is free.
+    bucket.delete(&Path::from("domains/sealed/pf-store")).await.unwrap();
+    assert!(process(others.path()).await.create_as(&sealed, Some(true)).await.unwrap().1);
+}
+
 #[test]
 fn a_key_file_that_others_can_read_or_that_is_no_key_is_refused_by_its_name() {
     let dir = tempfile::tempdir().unwrap();

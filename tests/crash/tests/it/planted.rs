@@ -4,7 +4,7 @@
 use crate::registry::{Life, recorded};
 use crate::store::wrong;
 use pfr_crash::states::Bound;
-use pfr_crash::trace::{Action, Synced, Trace};
+use pfr_crash::trace::{Action, Op, Synced, Trace};
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -49,7 +49,7 @@ fn of_commits_only(trace: &Trace) -> Vec<usize> {
 
 fn without(life: &Life, dropped: impl Fn(usize, &str) -> bool) -> Vec<String> {
     let trace = life.trace.without_syncs(|at, path, synced| dropped(at, &class(path, synced)));
-    wrong(&Life { trace, history: life.history.clone() }, Bound::COARSE, 1)
+    wrong(&Life { trace, history: life.history.clone(), files: life.files.clone() }, Bound::COARSE, 1)
 }
 
 #[test]
@@ -65,7 +65,7 @@ fn a_missing_sync_of_the_names_of_packs_or_of_the_log_is_caught() {
 
 mod long {
     use super::*;
-    use crate::registry::{recorded_checkpoint, recorded_domains, recorded_merge, recorded_summary};
+    use crate::registry::{recorded_checkpoint, recorded_domains, recorded_encrypted, recorded_merge, recorded_summary};
 
     #[test]
     fn a_missing_sync_is_caught_in_each_kind_of_work() {
@@ -79,6 +79,21 @@ mod long {
             let found = without(&life, |_, class| class == missing);
             println!("without the sync of the {missing}: {}", found.first().unwrap_or_else(|| panic!("{missing}: not caught")));
         }
+    }
+
+    /// A rebuild would take the domain for one without a key, and find nothing in it.
+    #[test]
+    fn a_wrapped_key_that_goes_before_the_marker_is_caught() {
+        let Some(mut life) = recorded_encrypted() else { return };
+        let removal = |name: &str| {
+            let is_removal = |op: &Op| matches!(op.action, Action::Name { node: None, .. }) && op.path.ends_with(name);
+            life.trace.ops.iter().position(is_removal).unwrap_or_else(|| panic!("{name} is not removed"))
+        };
+        let (marker, key) = (removal("domains/acme/packs/pf-store"), removal("domains/acme/packs/pf-key"));
+        assert!(marker < key, "{marker} {key}");
+        life.trace.ops.swap(marker, key);
+        let found = wrong(&life, Bound { most: usize::MAX, ..Bound::COARSE }, 1);
+        println!("with the key before the marker: {}", found.first().expect("it is not caught"));
     }
 
     /// Syncs whose need the states that are opened may not show, and why they are made.

@@ -2,15 +2,18 @@
 //! checkpoints, a kill, restarts.
 
 use nix::sys::signal::Signal;
+use nix::sys::wait::WaitStatus;
 use pfr_crash::check::{DATA, DOMAIN, REPOSITORY, folder, push, repository, run};
 use pfr_crash::oracle::{Change, History};
 use pfr_crash::record::{Recorded, Recorder, is_possible};
 use pfr_crash::trace::{Action, Op, Trace};
-use pfr_store::{Options, Store};
+use pfr_store::{KeyOptions, Keys, Options, Store};
 use pfr_tests::{Pf, Shape, SmallDisk, SnapshotDir, ask, binary, own_address, skip, wait_for};
 use std::fs::File;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::time::Duration;
 use tempfile::TempDir;
 
@@ -24,6 +27,47 @@ const FULL: &str = "1152921504606846976";
 pub struct Life {
     pub trace: Trace,
     pub history: History,
+    /// Those with the keys of encrypted domains.
+    pub files: Option<Arc<KeyFiles>>,
+}
+
+impl Life {
+    /// The keys that are there after `at` operations.
+    pub fn keys(&self, at: usize) -> Keys {
+        self.files.as_ref().map_or_else(Keys::default, |files| files.at(at))
+    }
+}
+
+/// The files with the keys that wrap those of domains. The second one replaces the first.
+pub struct KeyFiles {
+    dir: TempDir,
+    /// Operations when all keys were said to be wrapped by the second: then the first is destroyed.
+    destroyed_at: usize,
+}
+
+impl KeyFiles {
+    fn new() -> Self {
+        let files = Self { dir: tempfile::tempdir().unwrap(), destroyed_at: usize::MAX };
+        for (path, letter) in [(files.old(), "A"), (files.new_one(), "B")] {
+            // 32 bytes as base64.
+            std::fs::write(&path, format!("{}A=\n", letter.repeat(42))).unwrap();
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+        }
+        files
+    }
+
+    fn old(&self) -> PathBuf {
+        self.dir.path().join("old.key")
+    }
+
+    fn new_one(&self) -> PathBuf {
+        self.dir.path().join("new.key")
+    }
+
+    fn at(&self, at: usize) -> Keys {
+        let old_key_file = (at < self.destroyed_at).then(|| self.old());
+        Keys::new(KeyOptions { key_file: Some(self.new_one()), old_key_file, ..KeyOptions::default() }).unwrap()
+    }
 }
 
 /// None where this process may not trace others.
@@ -170,6 +214,31 @@ pub fn recorded_domains() -> Option<Life> {
     Some(registry.end())
 }
 
+/// An encrypted domain is made and used, its key is wrapped again and the file that wrapped it
+/// before destroyed; then it is deleted to the last byte.
+pub fn recorded_encrypted() -> Option<Life> {
+    let mut registry = Registry::filled(async |store| Ok(vec![Change::Commit(push(store, 0, "t").await?, "t".into())]))?;
+    let mut files = KeyFiles::new();
+    let (old, new) = (files.old(), files.new_one());
+    let text = |path: &Path| path.to_str().unwrap().to_owned();
+    let (old, new) = (text(&old), text(&new));
+    registry.start(&["--key-file", &old]);
+    registry.domain("PUT", &format!("{DOMAIN}?encrypted=true"), Change::MakeDomain);
+    registry.push_to(DOMAIN, "first", &[0, 1, 2]);
+    registry.stop(Signal::SIGKILL);
+    registry.rewrap(&old, &new);
+    files.destroyed_at = registry.recorder.position();
+    registry.start(&["--key-file", &new]);
+    registry.push_to(DOMAIN, "second", &[0, 1, 3]);
+    registry.domain("DELETE", DOMAIN, Change::DeleteDomain);
+    let address = registry.address.clone();
+    wait_for("the domain to be gone", 60, || {
+        ask(&address, "GET", &format!("/v1/domains/{DOMAIN}")).starts_with("HTTP/1.1 404").then_some(())
+    });
+    registry.stop(Signal::SIGKILL);
+    Some(Life { files: Some(Arc::new(files)), ..registry.end() })
+}
+
 /// Number of changes after which a journal is summarised.
 const CHANGES: usize = 270;
 
@@ -290,12 +359,24 @@ impl Registry {
         self.history.note(begun, self.recorder.position(), Change::In(domain.to_owned(), Box::new(Change::Commit(digest, tag.to_owned()))));
     }
 
-    /// Makes or deletes a domain.
+    /// Makes or deletes a domain; options follow its name after a question mark.
     fn domain(&mut self, method: &str, name: &str, change: fn(String) -> Change) {
         let begun = self.recorder.position();
         let answer = ask(&self.address, method, &format!("/v1/domains/{name}"));
         assert!(answer.starts_with("HTTP/1.1 20"), "{answer}");
+        let name = name.split('?').next().unwrap_or(name);
         self.history.note(begun, self.recorder.position(), change(name.to_owned()));
+    }
+
+    /// Wraps the keys of all domains again, by the key file `new`.
+    fn rewrap(&self, old: &str, new: &str) {
+        let mut command = Command::new(binary("pf-registry"));
+        command
+            .args(["domain", "rewrap", "--old-key-file", old, "--key-file", new, "--data"])
+            .arg(self.home.path().join("root").join(DATA))
+            .stdout(Stdio::null());
+        let status = self.recorder.start(command).unwrap().wait().unwrap();
+        assert!(matches!(status, WaitStatus::Exited(_, 0)), "{status:?}");
     }
 
     fn collect(&mut self) -> serde_json::Value {
@@ -304,6 +385,6 @@ impl Registry {
 
     fn end(self) -> Life {
         drop(self.disk);
-        Life { trace: self.recorder.finish().unwrap(), history: self.history }
+        Life { trace: self.recorder.finish().unwrap(), history: self.history, files: None }
     }
 }

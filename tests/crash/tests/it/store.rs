@@ -1,6 +1,8 @@
 //! Power cuts while a registry works: no acknowledged change is lost, and nothing is left over.
 
-use crate::registry::{Life, recorded, recorded_domains, recorded_in_folders_of_others, recorded_merge, recorded_summary};
+use crate::registry::{
+    Life, recorded, recorded_domains, recorded_encrypted, recorded_in_folders_of_others, recorded_merge, recorded_summary,
+};
 use pfr_crash::check::{each, goes_on, is_rebuilt, run};
 use pfr_crash::states::{Bound, States};
 use pfr_tests::seed;
@@ -20,12 +22,12 @@ pub fn is_storage(path: &Path) -> bool {
 pub fn wrong(life: &Life, bound: Bound, enough: usize) -> Vec<String> {
     let begun = Instant::now();
     let states = States::of(&life.trace, bound, seed(), |_| true);
-    let mut wrong = each(&states, |_| true, enough, |dir, at| run(goes_on(dir, &life.history.allowed(at))));
+    let mut wrong = each(&states, |_| true, enough, |dir, at| run(goes_on(dir, life.keys(at), &life.history.allowed(at))));
     let opened = begun.elapsed();
     let storages = States::of(&life.trace, bound, seed(), is_storage);
     if wrong.len() < enough {
         wrong.extend(each(&storages, is_storage, enough - wrong.len(), |dir, at| {
-            run(is_rebuilt(dir, &life.history.allowed_without_databases(at)))
+            run(is_rebuilt(dir, life.keys(at), &life.history.allowed_without_databases(at)))
         }));
     }
     println!(
@@ -73,8 +75,16 @@ fn no_power_cut_while_domains_are_made_and_deleted_loses_one_or_leaves_anything_
     no_power_cut_harms(recorded_domains(), Bound::SHORT);
 }
 
+#[test]
+fn no_power_cut_loses_the_key_of_an_encrypted_domain_or_what_it_wraps() {
+    no_power_cut_harms(recorded_encrypted(), Bound::SHORT);
+}
+
 mod long {
-    use super::{Bound, no_power_cut_harms, recorded, recorded_domains, recorded_in_folders_of_others, recorded_merge, recorded_summary};
+    use super::{
+        Bound, no_power_cut_harms, recorded, recorded_domains, recorded_encrypted, recorded_in_folders_of_others, recorded_merge,
+        recorded_summary,
+    };
     use crate::registry::recorded_checkpoint;
 
     #[test]
@@ -100,6 +110,11 @@ mod long {
     #[test]
     fn no_power_cut_while_domains_are_made_and_deleted_loses_one_or_leaves_anything_over() {
         no_power_cut_harms(recorded_domains(), Bound::COARSE);
+    }
+
+    #[test]
+    fn no_power_cut_loses_the_key_of_an_encrypted_domain_or_what_it_wraps() {
+        no_power_cut_harms(recorded_encrypted(), Bound::COARSE);
     }
 
     #[test]

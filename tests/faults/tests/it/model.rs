@@ -25,6 +25,7 @@ fn histories(database: Database, count: u64, rounds: u64) {
     }
     println!("{played} histories from seed {first}: {}", serde_json::to_string(&total).unwrap());
     assert!(total.acknowledged > 100 && total.cut > 10 && total.crashes > 10 && total.rebuilds > 0 && total.flipped > 0, "{total:?}");
+    assert!(total.events > 100 && total.expired > 0, "{total:?}");
 }
 
 #[test]
