@@ -6,6 +6,7 @@
 //! limit     the smallest pair of programs that does it, beside the floor  runner ─▶ limit/*
 //! store     the store alone, in this process: look-ups, inserts, ingest   micro
 //! requests  requests whose time must not grow with the store              micro/requests
+//! pages     what grows with the number of pages: time, memory             pages
 //! codecs    encode, decode and ratio of the tensor codecs                 codecs
 //! capture   how long an engine is paused, and how many bytes move         capture
 //! restore   restores of pages that a host lacks, beside a pull before     restore
@@ -29,6 +30,7 @@ mod made;
 mod meter;
 mod micro;
 mod pack;
+mod pages;
 mod replicas;
 mod report;
 mod restore;
@@ -65,6 +67,8 @@ enum Command {
     Store(micro::Args),
     /// Statistics, matches and ancestors in large stores
     Requests(micro::requests::Args),
+    /// Pushes, pulls and verifies snapshots of 40,000 and 200,000 small pages: time and memory
+    Pages(pages::Args),
     /// Tensor codecs on real pages, beside zstd and a plain copy
     Codecs(codecs::Args),
     /// Capture and restore of an engine, by length of the session
@@ -89,6 +93,7 @@ fn main() -> ExitCode {
         Command::LimitSide(args) => limit::run(&args),
         Command::Store(args) => micro::run(&args),
         Command::Requests(args) => micro::requests::run(&args),
+        Command::Pages(args) => pages::run(&args),
         Command::Codecs(args) => codecs::run(&args),
         Command::Capture(args) => capture::run(&args),
         Command::Restore(args) => restore::run(&args),
