@@ -6,7 +6,8 @@
 //! limit     the smallest pair of programs that does it, beside the floor  runner ─▶ limit/*
 //! store     the store alone, in this process: look-ups, inserts, ingest   micro
 //! requests  requests whose time must not grow with the store              micro/requests
-//! pages     the pages of a registry, with a thousand forks                micro/pages
+//! pages     what grows with the number of pages: time, memory             pages
+//! ui        the pages of a registry's UI, with a thousand forks           micro/ui
 //! codecs    encode, decode and ratio of the tensor codecs                 codecs
 //! capture   how long an engine is paused, and how many bytes move         capture, agents
 //! restore   restores of pages that a host lacks, beside a pull before     restore, agents
@@ -31,6 +32,7 @@ mod made;
 mod meter;
 mod micro;
 mod pack;
+mod pages;
 mod replicas;
 mod report;
 mod restore;
@@ -67,8 +69,10 @@ enum Command {
     Store(micro::Args),
     /// Statistics, matches and ancestors in large stores
     Requests(micro::requests::Args),
-    /// Pages of a registry, with a thousand forks of an agent
-    Pages(micro::pages::Args),
+    /// Pushes, pulls and verifies snapshots of 40,000 and 200,000 small pages: time and memory
+    Pages(pages::Args),
+    /// Pages of a registry's UI, with a thousand forks of an agent
+    Ui(micro::ui::Args),
     /// Tensor codecs on real pages, beside zstd and a plain copy
     Codecs(codecs::Args),
     /// Capture and restore of an engine, by length of the session
@@ -93,7 +97,8 @@ fn main() -> ExitCode {
         Command::LimitSide(args) => limit::run(&args),
         Command::Store(args) => micro::run(&args),
         Command::Requests(args) => micro::requests::run(&args),
-        Command::Pages(args) => micro::pages::run(&args),
+        Command::Pages(args) => pages::run(&args),
+        Command::Ui(args) => micro::ui::run(&args),
         Command::Codecs(args) => codecs::run(&args),
         Command::Capture(args) => capture::run(&args),
         Command::Restore(args) => restore::run(&args),

@@ -5,8 +5,8 @@ mod bytes;
 mod commits;
 mod merging;
 mod metadata;
-pub mod pages;
 pub mod requests;
+pub mod ui;
 
 use crate::Result;
 use crate::goals::{self, Fact};

@@ -5,6 +5,7 @@ use pfr_service::durable;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
+use std::io;
 use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
 
@@ -27,9 +28,19 @@ pub(crate) struct Files<T> {
 }
 
 impl<T: Record> Files<T> {
+    /// Opens the folder, and makes it if it is not there. On a full disk the first record makes it:
+    /// a start needs no free space.
     pub async fn open(dir: PathBuf) -> Result<Self> {
         let files = Self { dir, records: PhantomData };
-        files.on(durable::create_private_dir_all).await?;
+        files
+            .on(|dir| match durable::create_private_dir_all(dir) {
+                Err(error) if is_full(&error) => {
+                    tracing::warn!(path = %dir.display(), %error, "cannot make the folder of the {}", T::WHAT);
+                    Ok(())
+                }
+                made => made,
+            })
+            .await?;
         Ok(files)
     }
 
@@ -38,7 +49,11 @@ impl<T: Record> Files<T> {
     pub async fn load(&self) -> Result<BTreeMap<String, T>> {
         self.on(|dir| {
             let mut records = BTreeMap::new();
-            for entry in std::fs::read_dir(dir)? {
+            let entries = match std::fs::read_dir(dir) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(records),
+                entries => entries?,
+            };
+            for entry in entries {
                 let path = entry?.path();
                 match path.extension().and_then(|e| e.to_str()) {
                     Some("json") => match read::<T>(&path) {
@@ -57,30 +72,42 @@ impl<T: Record> Files<T> {
 
     pub async fn write(&self, record: &T) -> Result<()> {
         let (name, bytes) = (file_name(record.id()), serde_json::to_vec(record).map_err(|e| Error::Internal(e.to_string()))?);
-        self.on(move |dir| durable::replace(&dir.join(name), &bytes)).await
+        self.on(move |dir| match durable::replace(&dir.join(&name), &bytes) {
+            // The disk was full when the folder was to be made.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                durable::create_private_dir_all(dir)?;
+                durable::replace(&dir.join(&name), &bytes)
+            }
+            written => written,
+        })
+        .await
     }
 
     pub async fn remove(&self, id: &str) -> Result<()> {
         let name = file_name(id);
         self.on(move |dir| match std::fs::remove_file(dir.join(name)) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
             _ => Ok(()),
         })
         .await
     }
 
-    async fn on<R: Send + 'static>(&self, work: impl FnOnce(&Path) -> std::io::Result<R> + Send + 'static) -> Result<R> {
+    async fn on<R: Send + 'static>(&self, work: impl FnOnce(&Path) -> io::Result<R> + Send + 'static) -> Result<R> {
         let dir = self.dir.clone();
         blocking(T::WHAT, move || work(&dir).map_err(Error::io(format!("{} {}", T::WHAT, dir.display())))).await
     }
+}
+
+fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
 fn file_name(id: &str) -> String {
     format!("{id}.json")
 }
 
-fn read<T: Record>(path: &Path) -> std::io::Result<T> {
-    let invalid = |reason: String| std::io::Error::new(std::io::ErrorKind::InvalidData, reason);
+fn read<T: Record>(path: &Path) -> io::Result<T> {
+    let invalid = |reason: String| io::Error::new(io::ErrorKind::InvalidData, reason);
     let length = std::fs::metadata(path)?.len();
     if length > T::MAX_BYTES {
         return Err(invalid(format!("{length} bytes, the limit is {}", T::MAX_BYTES)));
@@ -130,6 +157,17 @@ mod tests {
         let jobs = files.load().await.unwrap();
         assert_eq!(jobs.into_values().collect::<Vec<_>>(), [job("a"), job("b")]);
         assert!(!at("x.new").exists() && at("bad.json").exists());
+    }
+
+    #[tokio::test]
+    async fn a_folder_that_could_not_be_made_is_empty_and_made_by_the_first_record() {
+        let dir = tempfile::tempdir().unwrap();
+        let files: Files<PushJob> = Files::open(dir.path().join("pushes")).await.unwrap();
+        std::fs::remove_dir(dir.path().join("pushes")).unwrap();
+        assert!(files.load().await.unwrap().is_empty());
+        files.remove("a").await.unwrap();
+        files.write(&job("a")).await.unwrap();
+        assert_eq!(files.load().await.unwrap().into_values().collect::<Vec<_>>(), [job("a")]);
     }
 
     proptest! {

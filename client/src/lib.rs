@@ -54,7 +54,9 @@ pub use ancestors::nth_ancestor;
 pub use directory::Directory;
 pub use error::{Error, Result};
 pub use progress::{Phase, Progress};
-pub use pull::{Arrivals, Destination, Flight, Lacking, Passage, PullReport, Way, keep_signatures, lacking, look_up, pull, pull_found};
+pub use pull::{
+    Arrivals, Counted, Destination, Flight, Lacking, Passage, PullReport, Way, keep_signatures, lacking, look_up, pull, pull_found,
+};
 pub use push::{PushReport, PushTarget, Source, push, push_into_store};
 pub use remote::{
     BoxFrames, Brake, Distrust, Entry, EventFilter, Events, Followed, OnRetry, PageOf, Remote, RemoteOptions, Retrying, VIA, all_pages,

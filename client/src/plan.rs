@@ -80,9 +80,75 @@ impl Plan {
     }
 }
 
-/// Finds the parts of `manifest` that the destination lacks.
+/// The parts of a snapshot that the destination lacks, down to its page chunks. Their pages are not
+/// looked at.
+#[derive(Debug, Default)]
+pub(crate) struct Above {
+    /// All but page chunks and pages.
+    pub plan: Plan,
+    /// Page chunks that it lacks.
+    pub chunks: Vec<Item>,
+}
+
+/// The parts of some page chunks that the destination lacks.
+#[derive(Debug, Default)]
+pub(crate) struct Below {
+    /// Pages that it lacks, and these page chunks.
+    pub plan: Plan,
+    /// Raw bytes of the page chunks and of everything that they list.
+    pub listed: u64,
+}
+
+/// Finds the parts of `manifest` that the destination lacks. Holds an item for each page.
 pub(crate) async fn plan<G: PlanSource, H: PlanDestination>(manifest: Item, source: &G, destination: &H, limits: &Limits) -> Result<Plan> {
-    let mut plan = Plan::default();
+    Ok(walk(manifest, source, destination, limits, true).await?.plan)
+}
+
+/// Finds the parts of `manifest` that the destination lacks, all but pages: so memory does not
+/// depend on their number. [`plan_below`] has the pages, of some page chunks at a time.
+pub(crate) async fn plan_above<G: PlanSource, H: PlanDestination>(
+    manifest: Item,
+    source: &G,
+    destination: &H,
+    limits: &Limits,
+) -> Result<Above> {
+    walk(manifest, source, destination, limits, false).await
+}
+
+/// Finds the pages of these page chunks that the destination lacks and that are not `before`.
+pub(crate) async fn plan_below<G: PlanSource, H: PlanDestination>(
+    chunks: &[Item],
+    before: &[Item],
+    source: &G,
+    destination: &H,
+    limits: &Limits,
+) -> Result<Below> {
+    if chunks.is_empty() {
+        return Ok(Below::default());
+    }
+    let mut seen = Seen::default();
+    drop(seen.new_ones(before.iter().copied()));
+    let containers = source.documents(chunks).await?;
+    let (mut blobs, mut listed) = (Vec::new(), 0_u64);
+    for (item, document) in chunks.iter().zip(&containers) {
+        let mut pages = children(document, limits)?;
+        pages.iter_mut().for_each(|page| page.elements = item.elements);
+        listed = pages.iter().map(Item::bytes).fold(listed.saturating_add(document.bytes.len() as u64), u64::saturating_add);
+        blobs.extend(seen.new_ones(pages));
+    }
+    let lacking = destination.lacks(&blobs).await?;
+    keep(&mut blobs, &lacking);
+    Ok(Below { plan: Plan { blobs, containers }, listed })
+}
+
+async fn walk<G: PlanSource, H: PlanDestination>(
+    manifest: Item,
+    source: &G,
+    destination: &H,
+    limits: &Limits,
+    reads_chunks: bool,
+) -> Result<Above> {
+    let (mut plan, mut chunks) = (Plan::default(), Vec::new());
     let mut seen = Seen::default();
     let mut documents: HashMap<Digest, Document> = HashMap::new();
     let mut level = seen.new_ones([manifest]);
@@ -101,7 +167,11 @@ pub(crate) async fn plan<G: PlanSource, H: PlanDestination>(manifest: Item, sour
         let was_asked = has(&level);
         keep(&mut level, &lacking);
         if was_asked && !has(&level) {
-            return Ok(plan);
+            return Ok(Above { plan, chunks });
+        }
+        if !reads_chunks {
+            chunks.extend(level.iter().filter(|item| item.kind == Kind::Run).copied());
+            level.retain(|item| item.kind != Kind::Run);
         }
         let containers: Vec<Item> = level.iter().filter(|item| item.kind.is_container()).copied().collect();
         level.retain(|item| !item.kind.is_container());
@@ -123,7 +193,7 @@ pub(crate) async fn plan<G: PlanSource, H: PlanDestination>(manifest: Item, sour
         }
     }
     plan.containers.sort_by_key(|document| document.kind);
-    Ok(plan)
+    Ok(Above { plan, chunks })
 }
 
 /// Keeps the items at these positions, which ascend.

@@ -32,6 +32,7 @@ use pfr_schema::signature::MOST;
 use pfr_schema::{Digest, RepositoryName, Selector, Tag};
 use pfr_store::Store;
 use serde::Serialize;
+use std::collections::HashSet;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -66,6 +67,32 @@ pub struct Lacking {
     pub bytes: u64,
     /// Bytes of everything that the snapshot lists.
     pub bytes_total: u64,
+}
+
+/// Blobs and nodes that are counted already: of several snapshots that share them each is fetched
+/// once. Takes some 20 bytes for each.
+#[derive(Clone, Debug, Default)]
+pub struct Counted(HashSet<u128>);
+
+impl Counted {
+    /// Counts these, too.
+    pub fn add(&mut self, more: Self) {
+        self.0.extend(more.0);
+    }
+
+    fn has(&self, digest: &Digest) -> bool {
+        self.0.contains(&Self::key(digest))
+    }
+
+    /// Whether it was not counted before.
+    fn insert(&mut self, digest: &Digest) -> bool {
+        self.0.insert(Self::key(digest))
+    }
+
+    /// No two digests in use begin with the same 16 bytes.
+    fn key(digest: &Digest) -> u128 {
+        digest.as_bytes().iter().take(16).fold(0, |key, byte| (key << 8) | u128::from(*byte))
+    }
 }
 
 /// The result of a pull.
@@ -200,11 +227,18 @@ pub async fn keep_signatures(store: &Store, repository: &RepositoryName, digest:
     }
 }
 
-/// What a pull into a store would fetch. Asks for nodes, and for no page; the store is as before.
+/// What a pull into a store would fetch of which nothing is `counted` yet, and what that is. Asks
+/// for nodes, and for no page; the store is as before.
 ///
 /// # Errors
 /// As [`pull`].
 #[boxed]
-pub async fn lacking(remote: &Remote, repository: &RepositoryName, digest: Digest, store: &Store) -> Result<Lacking> {
-    into_store::lacking(&Fetcher::new(remote, repository, &Progress::default()), digest, store, repository).await
+pub async fn lacking(
+    remote: &Remote,
+    repository: &RepositoryName,
+    digest: Digest,
+    store: &Store,
+    counted: &Counted,
+) -> Result<(Lacking, Counted)> {
+    into_store::lacking(&Fetcher::new(remote, repository, &Progress::default()), digest, store, repository, counted).await
 }

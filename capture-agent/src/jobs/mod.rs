@@ -94,7 +94,11 @@ impl Jobs {
         for job in jobs.values_mut().filter(|job| job.state.is_open()) {
             job.state = JobState::Interrupted;
             (job.note, job.ended_at) = (None, Some(store.options().clock.now()));
-            files.write(job).await?;
+            // A start needs no free space. The next start finds the job under way again, and says
+            // the same of it.
+            if let Err(error) = files.write(job).await {
+                tracing::warn!(job = job.id, %error, "cannot write the file of an interrupted job");
+            }
         }
         let jobs = jobs.into_iter().map(|(id, job)| (id, Entry { job, live: None })).collect();
         let keeps = Keeps::open(config, store.clone()).await?;

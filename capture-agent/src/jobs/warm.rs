@@ -12,7 +12,7 @@ use crate::copies;
 use crate::error::{Error, Result};
 use crate::metrics as names;
 use crate::rate::recompute;
-use pfr_client::{Destination, Progress, PullReport, Remote};
+use pfr_client::{Counted, Destination, Progress, PullReport, Remote};
 use pfr_schema::agent::{Outline, Warm, WarmItem, WarmRequest, WarmState};
 use pfr_schema::{Digest, Selector};
 
@@ -31,7 +31,7 @@ const LONGEST_KEEP_SECONDS: u64 = 30 * KEEP_SECONDS;
 struct Planned {
     found: Found,
     digest: Digest,
-    /// Raw bytes that the store lacks.
+    /// Raw bytes that the store lacks, and that no snapshot before brings.
     bytes: u64,
 }
 
@@ -41,6 +41,8 @@ struct Plan {
     warm: Warm,
     /// For each item, if it was found.
     planned: Vec<Option<Planned>>,
+    /// What the snapshots so far bring: what several share is fetched once.
+    counted: Counted,
 }
 
 /// The result of looking one snapshot up.
@@ -49,6 +51,8 @@ struct Look {
     boundary: Option<u64>,
     bytes: u64,
     bytes_total: u64,
+    /// What these are, and the plan did not have before.
+    counted: Counted,
     /// Why it is left out.
     refusal: Option<Error>,
 }
@@ -184,7 +188,7 @@ impl Agent {
     ) -> Result<()> {
         let mut tries = Tries::default();
         let looked = loop {
-            match self.look_at(request, &found).await {
+            match self.look_at(request, &found, &plan.counted).await {
                 Ok(looked) => break Ok(looked),
                 Err(error) => match again(self, handle, &mut tries, error).await {
                     Ok(()) => {}
@@ -193,16 +197,13 @@ impl Agent {
                 },
             }
         };
-        let Look { digest, boundary, bytes, bytes_total, refusal } = match looked {
+        let Look { digest, boundary, bytes, bytes_total, counted, refusal } = match looked {
             Ok(look) => look,
             Err(error) => {
                 plan.add(failed(&found.reference(), &error), None);
                 return Ok(());
             }
         };
-        // The same snapshot under two names is fetched once: the second finds it here.
-        let is_twice = plan.planned.iter().flatten().any(|planned| planned.digest == digest);
-        let bytes = if is_twice { 0 } else { bytes };
         let refusal = refusal.or_else(|| {
             let over = left.filter(|left| bytes > *left);
             over.map(|free| Error::NoRoom { what: "of the size that this job may fetch", needed: bytes, free })
@@ -226,12 +227,13 @@ impl Agent {
         if let Some(left) = left {
             *left -= bytes;
         }
+        plan.counted.add(counted);
         plan.add(item, Some(Planned { found, digest, bytes }));
         Ok(())
     }
 
-    /// Looks one snapshot up. Asks for no page.
-    async fn look_at(&self, request: &WarmRequest, found: &Found) -> Result<Look> {
+    /// Looks one snapshot up, and what the plan did not count yet. Asks for no page.
+    async fn look_at(&self, request: &WarmRequest, found: &Found, counted: &Counted) -> Result<Look> {
         let remote = self.config().remote_to_pull_from(&found.registry)?;
         let said = pfr_client::look_up(&remote, &found.repository, &found.selector).await?;
         let digest = said.summary.digest;
@@ -242,10 +244,11 @@ impl Agent {
         };
         let boundary = outline.boundary;
         if refusal.is_some() {
-            return Ok(Look { digest, boundary, bytes: 0, bytes_total: said.summary.logical_bytes, refusal });
+            let (bytes_total, counted) = (said.summary.logical_bytes, Counted::default());
+            return Ok(Look { digest, boundary, bytes: 0, bytes_total, counted, refusal });
         }
-        let lacking = pfr_client::lacking(&remote, &found.repository, digest, self.store()).await?;
-        Ok(Look { digest, boundary, bytes: lacking.bytes, bytes_total: lacking.bytes_total, refusal })
+        let (lacking, counted) = pfr_client::lacking(&remote, &found.repository, digest, self.store(), counted).await?;
+        Ok(Look { digest, boundary, bytes: lacking.bytes, bytes_total: lacking.bytes_total, counted, refusal })
     }
 
     /// Whether this host has saved under this tag what the registry does not have yet: a pull would

@@ -9,8 +9,10 @@ use pfr_schema::agent::{
 };
 use pfr_schema::{Digest, ErrorCode};
 use pfr_store::Pin;
+use pfr_testkit::disk::SmallDisk;
 use pfr_testkit::front::{Fate, Front, Seen};
 use serde_json::json;
+use std::io::Write as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -220,6 +222,60 @@ async fn a_job_keeps_to_its_size_and_names_what_it_does_not_find() {
     let codes: Vec<ErrorCode> = warm_of.items.iter().filter_map(|item| Some(item.problem.as_ref()?.code)).collect();
     assert_eq!(codes, [ErrorCode::RepositoryUnknown, ErrorCode::NotFound]);
     assert_eq!(job.error.unwrap().code, ErrorCode::RepositoryUnknown);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_snapshots_share_counts_once_in_a_plan_and_in_its_size() {
+    let dir = tempfile::tempdir().unwrap();
+    let url = registry(dir.path()).await;
+    let a = host_of(&url).await;
+    let source = Synthetic::start(&a.agent, Spec::flat("e"));
+    // The second begins as the first does.
+    pushed(&a, &source, 64, "team/one:latest").await;
+    pushed(&a, &source, 96, "team/two:latest").await;
+    let b = host_of(&url).await;
+    let plan = async |references: &[&str]| begin(&b, WarmRequest { plan_only: true, ..warm(references) }).await.warm.unwrap();
+    let (one, two, both) = (plan(&["team/one"]).await, plan(&["team/two"]).await, plan(&["team/one", "team/two"]).await);
+    assert!(both.bytes < one.bytes + two.bytes, "{} of {} and {}", both.bytes, one.bytes, two.bytes);
+    assert_eq!((both.items[0].bytes, both.items[0].bytes + both.items[1].bytes), (one.bytes, both.bytes));
+    // Twice the same adds nothing.
+    assert_eq!(plan(&["team/two", "team/two", "team/one"]).await.items[1].bytes, 0);
+    let (job, warmed) = run(&b, WarmRequest { max_bytes: Some(both.bytes), ..warm(&["team/one", "team/two"]) }).await;
+    assert_eq!((job.state, states(&warmed)), (JobState::Done, vec![WarmState::Done; 2]));
+    assert_eq!((job.bytes_total, job.bytes_done), (both.bytes, both.bytes));
+    // So many bytes are what the second brings beyond the first.
+    let c = host_of(&url).await;
+    run(&c, warm(&["team/one"])).await;
+    let rest = begin(&c, WarmRequest { plan_only: true, ..warm(&["team/two"]) }).await.warm.unwrap();
+    assert_eq!(rest.bytes, both.items[1].bytes);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_with_an_unfinished_job_starts_on_a_full_disk() {
+    let dir = tempfile::tempdir().unwrap();
+    let settings = config(dir.path());
+    drop(Agent::open(settings.clone()).await.unwrap());
+    // Only the folder of the jobs is full: the store has a reserve of its own.
+    let Some(disk) = SmallDisk::mount(&settings.jobs_dir(), 1) else { return };
+    let job = json!({"id": "one", "request": {"kind": "warm", "references": ["team/one"]}, "state": "running", "begun_at": 1});
+    std::fs::write(disk.path().join("one.json"), job.to_string()).unwrap();
+    let mut filler = std::fs::File::create(disk.path().join("filler")).unwrap();
+    while filler.write_all(&[1; 4096]).is_ok() {}
+    for _ in 0..2 {
+        let agent = reopened(&settings).await;
+        assert_eq!(agent.jobs().get("one").unwrap().state, JobState::Interrupted);
+        let refused = agent.begin(JobRequest::Warm(warm(&["http://127.0.0.1:1/team/one"]))).await.unwrap_err();
+        assert_eq!(refused.code(), ErrorCode::StorageFull, "{refused}");
+        drop(agent);
+    }
+    std::fs::remove_file(disk.path().join("filler")).unwrap();
+    let agent = reopened(&settings).await;
+    assert_eq!(agent.jobs().get("one").unwrap().state, JobState::Interrupted);
+    let written = std::fs::read_to_string(disk.path().join("one.json")).unwrap();
+    assert!(written.contains("interrupted"), "with space it is written: {written}");
+    drop((agent, filler));
+    drop(disk);
+    drop(dir);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -5,12 +5,35 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
 
-from . import program
+from . import events, program
 from .errors import Error
-from .model import Detail, Forks, Lineage, Match, Pulled, Pushed, Repository, Snapshot, Stats, Tag, parse
+from .model import (
+    Detail,
+    Drain,
+    Event,
+    EventKind,
+    Exported,
+    Forks,
+    Job,
+    Lineage,
+    Match,
+    Pulled,
+    Pushed,
+    Repository,
+    Reset,
+    Retention,
+    SignatureManifest,
+    Signed,
+    Snapshot,
+    Stats,
+    Tag,
+    Usage,
+    Verified,
+    parse,
+)
 from .transport import Transport
 
 _DIGEST = re.compile("sha256:[0-9a-f]{64}")
@@ -108,6 +131,37 @@ class Client:
             body["adapter"] = adapter
         return parse(Match, self._of(repository, "POST", "match", body=body))
 
+    def usage(self) -> Usage:
+        """What takes up room in the domain."""
+        return parse(Usage, self._transport.request("GET", ["usage"]))
+
+    def events(
+        self, repository: str | None = None, *, kind: EventKind | None = None, after: str | None = None, follow: bool = True
+    ) -> Generator[Event | Reset, None, None]:
+        """What happens in the registry, each event once and in order: those after the id `after`,
+        or those from now on. `*` in the repository stands for any characters. A stream that is cut
+        is asked for again after the last event, so the iterator waits and does not end, unless
+        `follow` is false: then it ends with the last event that there is. A `Reset` says that the
+        registry does not keep the events after an id any more. Nothing is asked before the first
+        event is taken; `close()` of the iterator ends the stream."""
+        return events.follow(self._transport, {"repository": repository, "kind": kind}, after, follow)
+
+    def retention(self) -> list[dict[str, Any]]:
+        """The retention policies of the domain, as docs/operations.md has them."""
+        found = self._transport.request("GET", ["retention"])
+        if not isinstance(found, dict) or not isinstance(found.get("policies"), list):
+            raise Error("unavailable", "the answer is not that of a registry: it has no policies")
+        return [dict(one) for one in found["policies"] if isinstance(one, dict)]
+
+    def run_retention(self, *, dry_run: bool) -> Retention:
+        """Deletes what the retention policies say; with `dry_run` only says what that is."""
+        return parse(Retention, self._transport.request("POST", ["retention", "run"], body={"dry_run": dry_run}))
+
+    def signatures(self, repository: str) -> Iterator[SignatureManifest]:
+        """Manifests with signatures of a repository, oldest first. `verify_signature` checks
+        them."""
+        return (parse(SignatureManifest, found) for found in self._pages("signatures", "repositories", repository))
+
     # ---- names
 
     def put_tag(self, repository: str, name: str, ref: str, *, if_tag_is: str | None = None) -> Tag:
@@ -166,6 +220,74 @@ class Client:
         """Fetches a snapshot into a directory; only what is missing there is sent. Every byte is
         checked before it is visible."""
         return parse(Pulled, self._run(["pull", self._reference(repository, ref), os.path.abspath(directory)]))
+
+    def verify(self, repository: str, ref: str) -> Verified:
+        """Has the registry read and hash everything that a snapshot lists. This may take
+        minutes."""
+        return parse(Verified, self._run(["verify", self._reference(repository, ref)]))
+
+    def sign(self, repository: str, ref: str, key: str | os.PathLike[str]) -> Signed:
+        """Signs a snapshot with a private key, the file of which `pf keygen` made."""
+        return parse(Signed, self._run(["sign", self._reference(repository, ref), "--key", os.path.abspath(key)]))
+
+    def verify_signature(self, repository: str, ref: str, key: str | os.PathLike[str]) -> Signed:
+        """The signature of a snapshot by one of the public keys in a file. Without one it raises
+        `Error` (`signature_required`)."""
+        return parse(Signed, self._run(["verify", self._reference(repository, ref), "--key", os.path.abspath(key)]))
+
+    def export(self, repository: str, refs: Sequence[str], destination: str) -> list[Exported]:
+        """Exports snapshots into a directory, a file that ends in .tar, another registry
+        (`oci://…`) or a bucket (`s3://…`, `gs://…`, `az://…`)."""
+        found = self._run(["export", *(self._reference(repository, ref) for ref in refs), destination])
+        return [parse(Exported, one) for one in program.entries(found, "exports")]
+
+    # ---- the agent of this host, by `pf`
+
+    def warm(
+        self,
+        *references: str,
+        newest: int | None = None,
+        keep_seconds: int | None = None,
+        max_bytes: int | None = None,
+        engine: str | None = None,
+        plan: bool = False,
+        wait: bool = True,
+        agent: str | os.PathLike[str] | None = None,
+    ) -> Job:
+        """Has the agent of this host pull snapshots of this registry ahead of the restores that
+        need them. A reference is `REPOSITORY[:TAG]`, in which `*` stands for any characters, or
+        `REPOSITORY@DIGEST`. `newest`: so many snapshots of each repository instead of a tag.
+        `plan`: only say what would be fetched. Without `wait` the job goes on by itself, and `jobs`
+        lists it. `agent` is its socket, if it is not the usual one."""
+        arguments = ["warm", *(f"{self.url}/{reference}" for reference in references)]
+        options = {"newest": newest, "keep": None if keep_seconds is None else f"{keep_seconds}s", "max-size": max_bytes, "for": engine}
+        for name, value in options.items():
+            if value is not None:
+                arguments += [f"--{name}", str(value)]
+        arguments += ["--plan"] if plan else [] if wait else ["--detach"]
+        return parse(Job, self._ask_agent(arguments, agent))
+
+    def drain(
+        self, repository: str, *, plan: bool = False, wait_seconds: int | None = None, agent: str | os.PathLike[str] | None = None
+    ) -> Drain:
+        """Has the agent of this host capture every sequence and push it to its own registry, below
+        `repository`. `plan`: only say what there is to do. Raises `Error` if not everything was
+        pushed; the same call again sends what is missing."""
+        arguments = ["drain", repository, *(["--plan"] if plan else [])]
+        arguments += [] if wait_seconds is None else ["--wait", str(wait_seconds)]
+        return parse(Drain, self._ask_agent(arguments, agent))
+
+    def jobs(self, *, agent: str | os.PathLike[str] | None = None) -> list[Job]:
+        """The jobs of the agent of this host, oldest first."""
+        return [parse(Job, one) for one in program.entries(self._ask_agent(["jobs"], agent), "jobs")]
+
+    def cancel_job(self, job: str, *, agent: str | os.PathLike[str] | None = None) -> Job:
+        """Ends a job; what it has done stays."""
+        return parse(Job, self._ask_agent(["jobs", "cancel", job], agent))
+
+    def _ask_agent(self, arguments: list[str], agent: str | os.PathLike[str] | None) -> dict[str, Any]:
+        socket = [] if agent is None else ["--agent", os.path.abspath(agent)]
+        return program.run(program.find(self._program), [*arguments, *socket], {})
 
     def _run(self, arguments: list[str]) -> dict[str, Any]:
         options = ["--registry", self.url, "--retries", str(self._retries)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from .errors import Error
 
@@ -36,6 +36,11 @@ def _time(milliseconds: int) -> datetime:
 
 def _at() -> Any:
     return field(metadata={"read": _time})
+
+
+def _text_time(text: str) -> datetime:
+    """As the documents of `pf` have it."""
+    return datetime.fromisoformat(text)
 
 
 def _named(name: str) -> Any:
@@ -180,4 +185,161 @@ class Pulled:
     raw_bytes: int
     deduplicated_bytes: int
     received_bytes: int
+    seconds: float
+
+
+EventKind = Literal["pushed", "tagged", "deleted", "collected"]
+"""What happened: a snapshot was pushed, a tag made or moved, a tag or snapshot deleted, or a
+collection freed something."""
+
+
+@dataclass(frozen=True, slots=True)
+class EventCollection:
+    """What a collection freed."""
+
+    run: str
+    objects: int
+    freed_bytes: int
+    deleted_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened. `id` is the one to go on after. A collection has no repository, and
+    a tag that was deleted no digest: its snapshot stays."""
+
+    id: str
+    kind: EventKind
+    at: datetime = _at()
+    repository: str | None = None
+    tag: str | None = None
+    digest: str | None = None
+    parents: list[str] = field(default_factory=list)
+    artifact_type: str | None = None
+    new_bytes: int | None = None
+    collection: EventCollection | None = field(
+        default=None, metadata={"read": lambda found: None if found is None else parse(EventCollection, found)}
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """Events before this point are not known any more. Read the lists again: what you know of the
+    registry may be out of date. From `id` on there is no gap."""
+
+    id: str
+    reason: str
+    kind: Literal["reset"] = "reset"
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What was read and hashed. `values_attested` of the checkpoint tensors could not be computed
+    again."""
+
+    digest: str
+    blobs: int
+    bytes: int
+    stored_bytes: int = 0
+    values_computed: int = 0
+    values_attested: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Signed:
+    """A good signature of a snapshot. `key_id` is the SHA-256 of the public key."""
+
+    digest: str
+    key_id: str
+    signed_at: datetime | None = field(default=None, metadata={"read": lambda found: None if found is None else _text_time(found)})
+
+
+@dataclass(frozen=True, slots=True)
+class SignatureManifest:
+    """A manifest with signatures, and the snapshot that it is for, which need not be there."""
+
+    manifest: str
+    snapshot: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeletedSnapshot:
+    """A snapshot that a run of retention deleted, or would delete, and the policy that says so."""
+
+    repository: str
+    digest: str
+    tags: list[str]
+    logical_bytes: int
+    pushed_at: datetime = _at()
+    policy: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """A run of retention. `snapshots` counts what was deleted, `deleted` lists the first 10,000,
+    `kept` counts what stays. Not `complete`: the next run goes on."""
+
+    dry_run: bool
+    snapshots: int
+    kept: int
+    complete: bool
+    deleted: list[DeletedSnapshot] = _list(lambda found: parse(DeletedSnapshot, found))
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What takes up room, in bytes. All but `disk_bytes` add up to it."""
+
+    disk_bytes: int
+    live_bytes: int
+    garbage_bytes: int
+    dead_bytes: int
+    draining_bytes: int
+    unfinished_bytes: int
+    snapshots: int
+    leased_bytes: int = field(metadata={"name": "leased", "read": lambda found: int(found["bytes"])})
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job of the agent of this host, as docs/capture.md has it. `warm` and `drain` are its plan
+    and its results. `error` is its first failure, `note` the reason why it waits."""
+
+    id: str
+    state: Literal["planned", "running", "done", "failed", "cancelled", "interrupted"]
+    request: dict[str, Any]
+    begun_at: datetime = field(metadata={"read": _text_time})
+    bytes_done: int = _named("done_bytes")
+    bytes_total: int = _named("total_bytes")
+    seconds_left: float | None = None
+    note: str | None = None
+    error: dict[str, Any] | None = None
+    warm: dict[str, Any] | None = None
+    drain: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """What there is to capture on a host, at most `bytes`, what of it the registry has now, and
+    what failed."""
+
+    bytes: int
+    recompute_tokens: int
+    plan: list[dict[str, Any]]
+    done: list[dict[str, Any]]
+    failed: list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What an export wrote. `manifest_digest` is that of the export, `digest` that of the
+    snapshot."""
+
+    digest: str
+    manifest_digest: str
+    pages: int
+    packs: int
+    packs_written: int
+    raw_bytes: int
+    written_bytes: int
     seconds: float

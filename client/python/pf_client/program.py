@@ -63,3 +63,11 @@ def _result(program: str, text: str) -> dict[str, Any]:
     if not isinstance(result, dict):
         raise Error("invalid_request", f"{program} does not answer as pf does: is it another program?")
     return result
+
+
+def entries(found: dict[str, Any], name: str) -> list[Any]:
+    """A list of a result."""
+    listed = found.get(name)
+    if not isinstance(listed, list):
+        raise Error("invalid_request", f"the program does not answer as pf does: it has no {name}")
+    return listed

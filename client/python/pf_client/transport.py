@@ -6,6 +6,7 @@ what they say.
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import ipaddress
 import json
@@ -13,8 +14,8 @@ import random
 import ssl
 import time
 import uuid
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
 from .errors import Error
@@ -27,6 +28,35 @@ _LARGEST_ANSWER = 256 << 20
 
 _LONGEST_TIMEOUT = 1_000_000.0
 """Seconds; a socket takes about twice as many."""
+
+_SILENCE = 60.0
+"""Seconds after which a stream that says nothing is given up: a registry says something every 15."""
+
+_PIECE = 64 << 10
+"""Bytes of a stream that are read at a time."""
+
+T = TypeVar("T")
+
+
+class Stream:
+    """An answer that is read while it comes. Close it."""
+
+    def __init__(self, connection: http.client.HTTPConnection, answer: http.client.HTTPResponse) -> None:
+        self._connection = connection
+        self._answer = answer
+
+    def read(self) -> bytes:
+        """The bytes that came; none at the end. Raises `OSError` or `http.client.HTTPException` if
+        the answer was cut or fell silent."""
+        data = self._answer.read1(_PIECE)
+        if not data and self._answer.length:
+            raise http.client.IncompleteRead(data, self._answer.length)
+        return data
+
+    def close(self) -> None:
+        """Ends it."""
+        self._answer.close()
+        self._connection.close()
 
 
 class Transport:
@@ -76,51 +106,59 @@ class Transport:
     ) -> Any:
         """Sends a request to `/v1/…`; each part of the path is one segment. Returns the JSON of the
         answer, `None` if it has none. `once`: a change that is to take place once."""
-        given = {name: value for name, value in (query or {}).items() if value is not None}
-        for name, value in (headers or {}).items():
-            if not _is_plain(value):
-                raise Error("invalid_request", f"the header {name} cannot carry {value!r}")
+        target, sent = self._target(path, query), self._headers(headers)
         try:
-            target = f"{self._prefix}/v1/" + "/".join(quote(part, safe="") for part in path)
-            target += f"?{urlencode(given)}" if given else ""
             payload = None if body is None else json.dumps(body).encode()
         except (TypeError, ValueError, RecursionError) as error:
-            raise Error("invalid_request", f"the request cannot be sent: {error}") from None
-        sent = {"user-agent": "pf-client", "accept": "application/json", **(headers or {})}
-        if self._token:
-            sent["authorization"] = f"Bearer {self._token}"
+            raise _unsendable(error) from None
         if once:
             sent["idempotency-key"] = str(uuid.uuid4())
         if payload is not None:
             sent["content-type"] = "application/json"
+        return self._tried(lambda: self._once(method, target, payload, sent))
+
+    def stream(self, path: Sequence[str], *, query: Mapping[str, str | int | None], kind: str, headers: Mapping[str, str]) -> Stream:
+        """Asks for an answer of the media type `kind`, which is read while it comes."""
+        target, sent = self._target(path, query), self._headers({**headers, "accept": kind})
+        return self._tried(lambda: self._begun(target, sent, kind))
+
+    def _target(self, path: Sequence[str], query: Mapping[str, str | int | None] | None) -> str:
+        given = {name: value for name, value in (query or {}).items() if value is not None}
+        try:
+            target = f"{self._prefix}/v1/" + "/".join(quote(part, safe="") for part in path)
+            return target + (f"?{urlencode(given)}" if given else "")
+        except (TypeError, ValueError) as error:
+            raise _unsendable(error) from None
+
+    def _headers(self, headers: Mapping[str, str] | None) -> dict[str, str]:
+        for name, value in (headers or {}).items():
+            if not isinstance(value, str) or not _is_plain(value):
+                raise Error("invalid_request", f"the header {name} cannot carry {value!r}")
+        sent = {"user-agent": "pf-client", "accept": "application/json", **(headers or {})}
+        if self._token:
+            sent["authorization"] = f"Bearer {self._token}"
+        return sent
+
+    def _tried(self, work: Callable[[], T]) -> T:
+        """Does it again where that can help, later each time."""
         for failures in range(self._retries + 1):
             try:
-                return self._once(method, target, payload, sent)
+                return work()
             except Error as error:
                 if not error.retryable or failures == self._retries:
                     raise
-                backoff = 0.2 * 2 ** min(failures, 10) * random.uniform(0.5, 1.5)
-                time.sleep(min(backoff if error.retry_after is None else error.retry_after, _LONGEST_WAIT))
+                time.sleep(min(backoff(failures) if error.retry_after is None else error.retry_after, _LONGEST_WAIT))
         raise AssertionError("the last try returns or raises")
 
-    def _once(self, method: str, target: str, payload: bytes | None, headers: Mapping[str, str]) -> Any:
+    def _connection(self, timeout: float) -> http.client.HTTPConnection:
         if self._tls is None:
-            connection = http.client.HTTPConnection(self._host, self._port, timeout=self._timeout)
-        else:
-            connection = http.client.HTTPSConnection(self._host, self._port, timeout=self._timeout, context=self._tls)
+            return http.client.HTTPConnection(self._host, self._port, timeout=timeout)
+        return http.client.HTTPSConnection(self._host, self._port, timeout=timeout, context=self._tls)
+
+    def _once(self, method: str, target: str, payload: bytes | None, headers: Mapping[str, str]) -> Any:
+        connection = self._connection(self._timeout)
         try:
-            connection.request(method, target, payload, dict(headers))
-            answer = connection.getresponse()
-            data = answer.read(_LARGEST_ANSWER + 1)
-            if len(data) > _LARGEST_ANSWER:
-                raise Error("unavailable", f"{self.url} answered with more than {_LARGEST_ANSWER} bytes: is a registry there?")
-            # Otherwise only a read without a limit says that the answer was cut.
-            if answer.length:
-                raise http.client.IncompleteRead(data, answer.length)
-        except ssl.SSLCertVerificationError as error:
-            raise Error("unavailable", f"the certificate of {self.url} is not accepted: {error.verify_message}; see ca") from error
-        except (OSError, http.client.HTTPException) as error:
-            raise Error("unavailable", f"{self.url} cannot be reached: {error}", retryable=True) from error
+            answer, data = self._read(connection, method, target, payload, headers)
         finally:
             connection.close()
         if 200 <= answer.status < 300:
@@ -130,6 +168,49 @@ class Transport:
             if found is not None:
                 return found
         raise self._refusal(answer, data)
+
+    def _begun(self, target: str, headers: Mapping[str, str], kind: str) -> Stream:
+        connection = self._connection(min(self._timeout, _SILENCE))
+        is_kept = False
+        try:
+            with self._reached():
+                connection.request("GET", target, None, dict(headers))
+                answer = connection.getresponse()
+                is_kept = answer.status == 200 and answer.headers.get_content_type() == kind
+                if is_kept:
+                    return Stream(connection, answer)
+                data = self._body(answer)
+        finally:
+            if not is_kept:
+                connection.close()
+        raise self._refusal(answer, data)
+
+    def _read(
+        self, connection: http.client.HTTPConnection, method: str, target: str, payload: bytes | None, headers: Mapping[str, str]
+    ) -> tuple[http.client.HTTPResponse, bytes]:
+        with self._reached():
+            connection.request(method, target, payload, dict(headers))
+            answer = connection.getresponse()
+            return answer, self._body(answer)
+
+    def _body(self, answer: http.client.HTTPResponse) -> bytes:
+        data = answer.read(_LARGEST_ANSWER + 1)
+        if len(data) > _LARGEST_ANSWER:
+            raise Error("unavailable", f"{self.url} answered with more than {_LARGEST_ANSWER} bytes: is a registry there?")
+        # Otherwise only a read without a limit says that the answer was cut.
+        if answer.length:
+            raise http.client.IncompleteRead(data, answer.length)
+        return data
+
+    @contextlib.contextmanager
+    def _reached(self) -> Iterator[None]:
+        """Failures of a connection, as the exception of this package."""
+        try:
+            yield
+        except ssl.SSLCertVerificationError as error:
+            raise Error("unavailable", f"the certificate of {self.url} is not accepted: {error.verify_message}; see ca") from error
+        except (OSError, http.client.HTTPException) as error:
+            raise Error("unavailable", f"{self.url} cannot be reached: {error}", retryable=True) from error
 
     def _refusal(self, answer: http.client.HTTPResponse, data: bytes) -> Error:
         problem = _json(data)
@@ -146,6 +227,15 @@ class Transport:
             )
         message = f"{self.url} answered {answer.status} without JSON: is a registry there?"
         return Error("unavailable", message, status=answer.status, retryable=answer.status >= 500, retry_after=retry_after)
+
+
+def backoff(failures: int) -> float:
+    """Seconds to wait after so many failures before."""
+    return 0.2 * 2.0 ** min(failures, 10) * random.uniform(0.5, 1.5)
+
+
+def _unsendable(error: Exception) -> Error:
+    return Error("invalid_request", f"the request cannot be sent: {error}")
 
 
 def _json(data: bytes) -> Any:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import array
 import hashlib
 import os
+import subprocess
 import tempfile
+import threading
 import unittest
 from pathlib import Path
 from unittest import mock
 
-from pf_client import Client, Error, Geometry, Sequence, write_snapshot
+from pf_client import Client, Error, Event, Geometry, Reset, Sequence, write_snapshot
 from programs import PF, Registry, synthetic
 
 GEOMETRY = Geometry(page_size_tokens=16, n_layers=2, n_heads=2, head_dim=8, dtype="f16")
@@ -132,6 +134,57 @@ class Snapshots(Case):
         none = self.client.match(self.repository, [1, 2, 3], fingerprint)
         self.assertEqual((none.digest, none.boundary), (None, 0))
         self.assertIn(none.rejected[0].digest, (short.digest, long.digest))
+
+    def test_events_are_those_since_an_id(self) -> None:
+        self.client.push(self.directory("one", 2), self.repository, "one")
+        follower, is_seen = self.client.events(self.repository), threading.Event()
+
+        def change() -> None:
+            """Until the stream has begun: what was before is not sent."""
+            number = 0
+            while not is_seen.wait(0.05):
+                number += 1
+                self.client.put_tag(self.repository, f"two-{number}", "one")
+
+        changes = threading.Thread(target=change)
+        changes.start()
+        try:
+            first = next(follower)
+        finally:
+            is_seen.set()
+            changes.join()
+        assert isinstance(first, Event) and first.tag is not None
+        self.assertEqual((first.kind, first.repository, first.tag[:4]), ("tagged", self.repository, "two-"))
+        self.client.delete_tag(self.repository, first.tag)
+        self.client.put_tag(self.repository, "three", "one")
+        since = list(self.client.events(self.repository, after=first.id, follow=False))
+        self.assertEqual(
+            [(one.kind, one.tag) for one in since if isinstance(one, Event)][-2:], [("deleted", first.tag), ("tagged", "three")]
+        )
+        self.assertEqual([next(follower) for _ in since], since)
+        follower.close()
+        tagged = self.client.events(self.repository, kind="tagged", after=first.id, follow=False)
+        self.assertEqual(list(tagged), [one for one in since if one.kind == "tagged"])
+        elsewhere = next(self.client.events(after=f"{'0' * 32}-1", follow=False))
+        self.assertIsInstance(elsewhere, Reset)
+        with self.refused("invalid_name|invalid_request"):
+            list(self.client.events(kind="renamed", follow=False))  # type: ignore[arg-type]
+
+    def test_signatures_retention_usage_and_exports(self) -> None:
+        digest = self.client.push(self.directory("one", 2), self.repository, "one").digest
+        key = self.folder / "key"
+        subprocess.run([PF, "keygen", str(key)], check=True, capture_output=True)
+        with self.refused("signature_required"):
+            self.client.verify_signature(self.repository, "one", f"{key}.pub")
+        signed = self.client.sign(self.repository, "one", key)
+        self.assertEqual(self.client.verify_signature(self.repository, "one", f"{key}.pub").key_id, signed.key_id)
+        self.assertEqual([one.snapshot for one in self.client.signatures(self.repository)], [digest])
+        self.assertEqual(self.client.verify(self.repository, "one").digest, digest)
+        self.assertGreater(self.client.usage().disk_bytes, 0)
+        run = self.client.run_retention(dry_run=True)
+        self.assertEqual((self.client.retention(), run.dry_run, run.snapshots, run.deleted, run.complete), ([], True, 0, [], True))
+        exports = self.client.export(self.repository, ["one"], str(self.folder / "exported"))
+        self.assertEqual([(one.digest, one.pages) for one in exports], [(digest, 2)])
 
 
 class Refusals(Case):

@@ -6,13 +6,14 @@ import json
 import tempfile
 import threading
 import unittest
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from pf_client import Client, Error
+from pf_client import Client, Error, Event, Reset
+from pf_client.events import Blocks
 
 Answer = tuple[int, dict[str, str], bytes]
 
@@ -26,7 +27,16 @@ def found(document: Any) -> Answer:
     return 200, {"content-type": "application/json"}, json.dumps(document).encode()
 
 
-class Transport(unittest.TestCase):
+def events(*blocks: str, **headers: str) -> Answer:
+    return 200, {"content-type": "text/event-stream", **headers}, "".join(f"{block}\n\n" for block in blocks).encode()
+
+
+def event(number: int, kind: str = "tagged", **more: Any) -> str:
+    data = {"id": f"e1-{number}", "at": 1000, "kind": kind, "repository": "team/agent", **more}
+    return f"id: e1-{number}\nevent: {kind}\ndata: {json.dumps(data)}"
+
+
+class Case(unittest.TestCase):
     def serve(self, *answers: Answer | None) -> str:
         """A server that gives these answers, one to each request; `None` closes the connection."""
         self.seen: list[tuple[str, dict[str, str]]] = []
@@ -71,6 +81,8 @@ class Transport(unittest.TestCase):
             work()
         return [call.args[0] for call in sleep.call_args_list]
 
+
+class Transport(Case):
     def test_a_change_is_sent_again_under_one_key(self) -> None:
         tag = {"name": "a", "digest": "sha256:0", "updated_at": 0}
         later = problem(503, "unavailable", True, **{"retry-after": "7"})
@@ -189,3 +201,121 @@ class Transport(unittest.TestCase):
         for program, says in ((str(garbage), "cannot be run"), ("/bin/true", "does not answer as pf does")):
             with self.assertRaisesRegex(Error, f"^invalid_request: {program} {says}"):
                 Client("http://127.0.0.1:1", program=program).pull("a", "b", folder / "back")
+
+
+class Events(Case):
+    def ids(self, found: Iterator[Event | Reset], count: int) -> list[str]:
+        return [next(found).id for _ in range(count)]
+
+    def test_a_stream_that_is_cut_goes_on_after_the_last_id(self) -> None:
+        # The second answer ends within an event, the third is orderly, and the fourth only says an id.
+        status, _, text = events(event(2), event(3))
+        cut: Answer = (status, {"content-type": "text/event-stream", "content-length": "5000"}, text[:-9])
+        later = problem(503, "unavailable", True)
+        url = self.serve(events("retry: 2000\nid: e1-0", ":", event(1)), cut, None, later, events("id: e1-7"), events(event(8)))
+        found = Client(url, token="hush").events("team/*", kind="tagged")
+        with mock.patch("time.sleep"):
+            self.assertEqual(self.ids(found, 3), ["e1-1", "e1-2", "e1-8"])
+        self.assertEqual({request for request, _ in self.seen}, {"GET /v1/events?repository=team%2F%2A&kind=tagged&follow=true"})
+        resumed = [headers.get("last-event-id") for _, headers in self.seen]
+        self.assertEqual(resumed, [None, "e1-1", "e1-2", "e1-2", "e1-2", "e1-7"])
+        self.assertEqual(
+            {(headers["accept"], headers["authorization"]) for _, headers in self.seen}, {("text/event-stream", "Bearer hush")}
+        )
+
+    def test_an_iterator_that_does_not_follow_ends_only_with_the_last_event(self) -> None:
+        url = self.serve(events(event(1), **{"content-length": "5000"}), events(event(2)))
+        with mock.patch("time.sleep") as sleep:
+            found = [one.id for one in Client(url).events(after="e1-0", follow=False)]
+        self.assertEqual((found, sleep.call_count), (["e1-1", "e1-2"], 1))
+        self.assertEqual([headers["last-event-id"] for _, headers in self.seen], ["e1-0", "e1-1"])
+        self.assertTrue(self.seen[0][0].endswith("?follow=false"))
+
+    def test_streams_that_end_at_once_are_asked_for_later_each_time(self) -> None:
+        url = self.serve(*[events("id: e1-1")] * 9, events(event(2)))
+        with mock.patch("time.sleep") as sleep, mock.patch("random.uniform", return_value=1.0):
+            self.assertEqual(self.ids(Client(url).events(), 1), ["e1-2"])
+        waits = [call.args[0] for call in sleep.call_args_list]
+        self.assertEqual(waits, [min(0.2 * 2**failures, 30.0) for failures in range(1, 10)])
+
+    def test_an_event_has_its_fields_and_a_gap_is_told(self) -> None:
+        freed = {"run": "r", "objects": 3, "freed_bytes": 4, "deleted_bytes": 5, "later": 6}
+        pushed = event(2, "pushed", digest="sha256:0", parents=["sha256:1"], new_bytes=7, artifact_type="x", later=1)
+        gap = 'id: e2-9\nevent: reset\ndata: {"id":"e2-9","reason":"words"}'
+        answer = events(pushed, event(3, "renamed"), event(4, "collected", repository=None, collection=freed), gap)
+        found = list(Client(self.serve(answer)).events(follow=False))
+        self.assertEqual([one.kind for one in found], ["pushed", "collected", "reset"])
+        first, second, third = found
+        assert isinstance(first, Event) and isinstance(second, Event) and isinstance(third, Reset)
+        self.assertEqual((first.parents, first.new_bytes, first.tag, first.at.timestamp()), (["sha256:1"], 7, None, 1.0))
+        assert second.collection is not None
+        self.assertEqual((second.repository, second.collection.freed_bytes), (None, 4))
+        self.assertEqual((third.id, third.reason), ("e2-9", "words"))
+
+    def test_what_is_no_stream_of_events_is_an_error(self) -> None:
+        garbage = "event: tagged\ndata: "
+        deep = garbage + "[" * 200_000
+        for answer in (
+            events(f"{garbage}x"),
+            events(f"{garbage}[]"),
+            events(f"{garbage}{{}}"),
+            events(deep),
+            events("data: " + "x" * (2 << 20)),
+        ):
+            with self.assertRaisesRegex(Error, "^unavailable: the answer is not that of a registry"):
+                list(Client(self.serve(answer)).events())
+        for other in (found({"events": []}), (200, {"content-type": "text/html"}, b"<html>")):
+            with self.assertRaisesRegex(Error, "is a registry there"):
+                list(Client(self.serve(other)).events())
+        with self.assertRaisesRegex(Error, "^denied: words"):
+            list(Client(self.serve(problem(403, "denied", False))).events())
+        with self.assertRaisesRegex(Error, "^invalid_request: the header last-event-id"):
+            list(Client("http://127.0.0.1:1", retries=0).events(after="x\r\ny: z"))
+        with self.assertRaisesRegex(Error, "^unavailable: .* cannot be reached"):
+            list(Client("http://127.0.0.1:1", retries=0).events(kind="tagged"))
+
+    def test_an_id_that_no_registry_sends_is_not_sent_back(self) -> None:
+        url = self.serve(events("id: \u20ac", event(1)), events("id: x y"), events(event(2)))
+        with mock.patch("time.sleep"):
+            self.ids(Client(url).events(), 2)
+        self.assertEqual([headers.get("last-event-id") for _, headers in self.seen], [None, "e1-1", "e1-1"])
+
+    def test_blocks_are_the_same_however_the_bytes_come(self) -> None:
+        text = b"retry: 2000\nid: a-1\n\n:\n\n\n\nid:a-2\r\nevent: pushed\r\ndata: x\r\n\r\ndata\ndata: y\nfuture: z\n\nid: a-3\n"
+        expected = [("a-1", "", []), (None, "", []), ("a-2", "pushed", ["x"]), (None, "", ["", "y"])]
+        for size in (1, 2, 3, 7, len(text)):
+            blocks = Blocks()
+            pieces = [text[at : at + size] for at in range(0, len(text), size)]
+            read = [(block.id, block.event, block.data) for piece in pieces for block in blocks.push(piece)]
+            self.assertEqual(read, expected, size)
+        with self.assertRaisesRegex(ValueError, "more than"):
+            for _ in range(40):
+                list(blocks.push(b"x" * (64 << 10)))
+        with self.assertRaisesRegex(ValueError, "more than"):
+            for _ in range(2000):
+                list(Blocks.push(blocks, b"data: " + b"x" * 1000 + b"\n"))
+
+
+class Agent(Case):
+    def test_work_of_the_agent_is_asked_of_pf(self) -> None:
+        job: dict[str, Any] = {"id": "j", "request": {"kind": "warm"}, "state": "running", "begun_at": "2000-02-29T00:00:00.123Z"}
+        job |= {"done_bytes": 1, "total_bytes": 2, "later": 3}
+        drain = {"plan": [], "done": [], "failed": [], "bytes": 4, "recompute_tokens": 5}
+        said = {"warm": job, "drain": drain, "jobs": {"jobs": [job]}}
+        folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
+        asked: list[str] = []
+
+        def run(_program: str, arguments: list[str], _environment: dict[str, str | None]) -> Any:
+            asked.append(" ".join(arguments))
+            return said[arguments[0]] if arguments[:2] != ["jobs", "cancel"] else job
+
+        client = Client("http://127.0.0.1:1", program="/bin/true")
+        with mock.patch("pf_client.program.run", run):
+            warm = client.warm("team/*:latest", "x", newest=3, keep_seconds=60, max_bytes=7, engine="e", wait=False, agent=folder / "s")
+            self.assertEqual((warm.id, warm.bytes_total, warm.begun_at.microsecond), ("j", 2, 123_000))
+            self.assertEqual(client.drain("team/evacuated", plan=True, wait_seconds=9).bytes, 4)
+            self.assertEqual([one.state for one in client.jobs()], ["running"])
+            self.assertEqual(client.cancel_job("j").id, "j")
+        options = f"--newest 3 --keep 60s --max-size 7 --for e --detach --agent {folder}/s"
+        first = f"warm http://127.0.0.1:1/team/*:latest http://127.0.0.1:1/x {options}"
+        self.assertEqual(asked, [first, "drain team/evacuated --plan --wait 9", "jobs", "jobs cancel j"])

@@ -99,6 +99,35 @@ async fn nothing_is_asked_below_a_node_that_the_destination_holds() {
 }
 
 #[tokio::test]
+async fn a_plan_in_parts_is_the_plan_and_no_question_is_about_all_pages() {
+    let (manifest, documents) = snapshot(0..2000, vec![]);
+    let some: HashSet<Digest> = (0..2000).filter(|n| n % 3 == 0).map(page).collect();
+    let has = || Has { digests: some.clone(), ..Has::default() };
+    let source = side::<false>(documents);
+    let whole = plan(item(&manifest), &source, &has(), &LIMITS()).await.unwrap();
+    let has = has();
+    let Above { plan: above, chunks } = plan_above(item(&manifest), &source, &has, &LIMITS()).await.unwrap();
+    assert!(chunks.len() > 3 && above.containers.iter().all(|document| document.kind != Kind::Run));
+    let totals = Totals::of(&above.containers, &LIMITS()).unwrap();
+    let (mut blobs, mut containers, mut listed) = (above.blobs, Vec::new(), 0);
+    for part in chunks.chunks(2) {
+        let below = plan_below(part, &blobs, &source, &has, &LIMITS()).await.unwrap();
+        blobs.extend(below.plan.blobs);
+        containers.extend(below.plan.containers);
+        listed += below.listed;
+    }
+    containers.extend(above.containers);
+    assert_eq!(blobs, whole.blobs);
+    let digests = |documents: &[Document]| documents.iter().map(|document| document.digest).collect::<HashSet<_>>();
+    assert_eq!(digests(&containers), digests(&whole.containers));
+    let others = containers.iter().filter(|document| document.kind != Kind::Run).map(|document| document.bytes.len() as u64).sum::<u64>();
+    let config = blobs[0].bytes();
+    assert_eq!(listed + others + config, totals.bytes, "what is listed adds up");
+    assert!(has.asked.lock().unwrap().iter().all(|asked| *asked < 4000), "{:?}", has.asked);
+    assert!(plan_below(&[], &[], &source, &has, &LIMITS()).await.unwrap().plan.containers.is_empty());
+}
+
+#[tokio::test]
 async fn a_blob_listed_twice_moves_once_and_as_a_node_if_it_is_one() {
     let (_, documents) = snapshot(0..10, vec![]);
     let tree = documents.iter().find(|d| d.kind == Kind::Tree).unwrap();

@@ -24,7 +24,8 @@ const BATCH_BYTES: u64 = 64 << 20;
 const BATCH_DIGESTS: usize = 16 << 10;
 /// Requests in flight.
 pub(super) const IN_FLIGHT: usize = 3;
-/// Bytes of nodes held at a time: the page lists of some two million pages.
+/// Bytes of nodes held at a time: the page lists of some two million pages. A pull into a store
+/// holds those of some page chunks at a time, so it takes any number.
 const DOCUMENTS: u64 = 128 << 20;
 
 /// Asks one repository of one registry for frames, and counts what came.
@@ -39,6 +40,8 @@ pub(crate) struct Fetcher<'a> {
     raw_bytes: AtomicU64,
     frame_bytes: AtomicU64,
     document_bytes: AtomicU64,
+    /// Of them, those that are held.
+    held: AtomicU64,
 }
 
 impl<'a> Fetcher<'a> {
@@ -53,6 +56,7 @@ impl<'a> Fetcher<'a> {
             raw_bytes: AtomicU64::new(0),
             frame_bytes: AtomicU64::new(0),
             document_bytes: AtomicU64::new(0),
+            held: AtomicU64::new(0),
         }
     }
 
@@ -74,6 +78,11 @@ impl<'a> Fetcher<'a> {
     /// Raw bytes of documents received.
     pub fn document_bytes(&self) -> u64 {
         self.document_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Documents of so many bytes are not held any more.
+    pub fn release(&self, bytes: u64) {
+        self.held.fetch_sub(bytes, Ordering::Relaxed);
     }
 
     /// Adds what a try has brought.
@@ -156,7 +165,8 @@ impl<'a> Fetcher<'a> {
                 }
             };
             self.check_document(&header)?;
-            let held = self.document_bytes.fetch_add(header.raw_len, Ordering::Relaxed) + header.raw_len;
+            self.document_bytes.fetch_add(header.raw_len, Ordering::Relaxed);
+            let held = self.held.fetch_add(header.raw_len, Ordering::Relaxed) + header.raw_len;
             if held > DOCUMENTS {
                 let source = FormatError::TooLarge { what: "the page lists of a snapshot, in bytes", found: held, limit: DOCUMENTS };
                 return Err(Error::Received { digest: header.digest, source });

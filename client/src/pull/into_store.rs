@@ -1,19 +1,24 @@
 //! Pull into a local store.
 
-use super::Lacking;
 use super::fetch::{Fetcher, IN_FLIGHT, Watched, batches};
+use super::{Counted, Lacking};
 use crate::error::{Error, Result};
 use crate::local::LocalSession;
 use crate::meter::Tally;
 use crate::plain::as_blobs;
-use crate::plan::{Item, Plan, PlanDestination, Totals, children, plan};
+use crate::plan::{Above, Below, Item, PlanDestination, Totals, children, plan_above, plan_below};
 use crate::progress::Phase;
 use futures::stream::{self, StreamExt as _, TryStreamExt as _};
 use pfr_schema::api::TagState;
 use pfr_schema::tree::Document;
 use pfr_schema::{Digest, Kind, RepositoryName, Tag};
 use pfr_store::Store;
+use std::mem::take;
 use std::sync::Arc;
+
+/// Page chunks that are looked at and fetched at a time, with at most 1,024 pages each: what bounds
+/// memory, whatever the number of pages.
+const CHUNKS: usize = 128;
 
 pub(super) async fn pull(
     fetcher: &Fetcher<'_>,
@@ -26,16 +31,17 @@ pub(super) async fn pull(
     session.local.end(session.run(digest, tag).await).await
 }
 
-/// What a pull would fetch. The session takes leases on what is here, and ends at once.
-pub(super) async fn lacking(fetcher: &Fetcher<'_>, digest: Digest, store: &Store, repository: &RepositoryName) -> Result<Lacking> {
+/// What a pull would fetch that is not counted yet, and what it counts. The session takes leases on
+/// what is here, and ends at once.
+pub(super) async fn lacking(
+    fetcher: &Fetcher<'_>,
+    digest: Digest,
+    store: &Store,
+    repository: &RepositoryName,
+    counted: &Counted,
+) -> Result<(Lacking, Counted)> {
     let session = Session { fetcher, repository, local: LocalSession::open(store, repository).await? };
-    let found = async {
-        let plan = plan(Item::manifest(digest), fetcher, &session.local, &fetcher.limits).await?;
-        let totals = session.totals(digest, &plan.containers).await?;
-        let blobs = (plan.blobs.len() + plan.containers.len()) as u64;
-        Ok::<_, Error>(Lacking { blobs, bytes: plan.bytes(), bytes_total: totals.bytes })
-    };
-    let found = found.await;
+    let found = session.lacking(digest, counted).await;
     if let Err(error) = store.abort(&session.local.push).await {
         tracing::debug!(%error, "a local session stays open until its lease ends");
     }
@@ -50,15 +56,60 @@ pub(super) struct Session<'a> {
 
 impl Session<'_> {
     async fn run(&self, digest: Digest, tag: Option<Tag>) -> Result<Totals> {
-        let progress = self.fetcher.progress;
-        let plan = plan(Item::manifest(digest), self.fetcher, &self.local, &self.fetcher.limits).await?;
-        let totals = self.totals(digest, &plan.containers).await?;
+        let (fetcher, progress) = (self.fetcher, self.fetcher.progress);
+        let Above { plan: above, chunks } = plan_above(Item::manifest(digest), fetcher, &self.local, &fetcher.limits).await?;
+        let totals = self.totals(digest, &above.containers).await?;
         progress.begin(&totals);
-        progress.add_bytes_deduplicated(totals.bytes.saturating_sub(plan.bytes()));
-        let Plan { blobs, containers } = plan;
-        self.fetch(blobs).await?;
-        self.publish(containers, digest, tag, None).await?;
-        Ok(totals)
+        // Bytes that are to be moved, or are here.
+        let mut known = above.bytes();
+        let mut blobs = above.blobs;
+        let mut parts = chunks.chunks(CHUNKS).peekable();
+        loop {
+            let part = parts.next().unwrap_or_default();
+            let Below { plan: below, listed } = plan_below(part, &blobs, fetcher, &self.local, &fetcher.limits).await?;
+            let moving = below.bytes();
+            progress.add_bytes_deduplicated(listed.saturating_sub(moving));
+            known = known.saturating_add(listed.max(moving));
+            let is_last = parts.peek().is_none();
+            if is_last {
+                progress.add_bytes_deduplicated(totals.bytes.saturating_sub(known));
+            }
+            blobs.extend(below.blobs);
+            self.fetch(take(&mut blobs)).await?;
+            let mut nodes = below.containers;
+            if is_last {
+                nodes.extend(above.containers);
+                self.publish(nodes, digest, tag, None).await?;
+                return Ok(totals);
+            }
+            // Their pages are here. The trees, which list them, come last.
+            fetcher.release(bytes_of(&nodes));
+            self.local.accept(nodes).await?;
+        }
+    }
+
+    async fn lacking(&self, digest: Digest, counted: &Counted) -> Result<(Lacking, Counted)> {
+        let fetcher = self.fetcher;
+        let Above { plan: above, mut chunks } = plan_above(Item::manifest(digest), fetcher, &self.local, &fetcher.limits).await?;
+        let totals = self.totals(digest, &above.containers).await?;
+        let (mut new, mut lacking) = (Counted::default(), Lacking { bytes_total: totals.bytes, ..Lacking::default() });
+        let mut count = |digest: &Digest, bytes: u64| {
+            if !counted.has(digest) && new.insert(digest) {
+                lacking.blobs += 1;
+                lacking.bytes = lacking.bytes.saturating_add(bytes);
+            }
+        };
+        above.blobs.iter().for_each(|item| count(&item.digest, item.bytes()));
+        above.containers.iter().for_each(|document| count(&document.digest, document.bytes.len() as u64));
+        // The pages of a page chunk that is counted are counted, too.
+        chunks.retain(|chunk| !counted.has(&chunk.digest));
+        for part in chunks.chunks(CHUNKS) {
+            let below = plan_below(part, &[], fetcher, &self.local, &fetcher.limits).await?.plan;
+            below.blobs.iter().for_each(|item| count(&item.digest, item.bytes()));
+            below.containers.iter().for_each(|document| count(&document.digest, document.bytes.len() as u64));
+            fetcher.release(bytes_of(&below.containers));
+        }
+        Ok((lacking, new))
     }
 
     /// Fetches blobs into the store.
@@ -133,4 +184,8 @@ impl Session<'_> {
         let bytes = self.local.store.read(&item.digest).await?.to_vec();
         Ok(Document { digest: item.digest, kind: item.kind, bytes })
     }
+}
+
+fn bytes_of(documents: &[Document]) -> u64 {
+    documents.iter().map(|document| document.bytes.len() as u64).sum()
 }

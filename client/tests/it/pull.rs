@@ -3,7 +3,7 @@
 use crate::common::agent::{Answer, agent};
 use crate::common::sample::{LARGE, SMALL, blob_path, directory, everything, page, write};
 use crate::common::{Registry, files, memory, pf, pull_dir, pull_store, push_dir, remote, repository, same_files, selector, tag, target};
-use pfr_client::{Brake, Destination, Flight, Passage, Progress, Source, Way, look_up, pull, push};
+use pfr_client::{Brake, Counted, Destination, Flight, Passage, Progress, Source, Way, look_up, pull, push};
 use pfr_schema::api::MatchRequest;
 use pfr_schema::checkpoint::Checkpoint;
 use pfr_schema::run::Run;
@@ -387,7 +387,10 @@ async fn a_brake_is_asked_before_every_byte_of_frames_and_what_is_lacking_is_kno
     let (registry, local) = (Registry::start().await, memory().await);
     let (remote, source) = (registry.remote(), everything());
     let pushed = push_dir(&remote, source.path(), "t").await.unwrap();
-    let lacking = pfr_client::lacking(&remote, &repository(), pushed.digest, &local).await.unwrap();
+    let nothing = Counted::default();
+    let (lacking, counted) = pfr_client::lacking(&remote, &repository(), pushed.digest, &local, &nothing).await.unwrap();
+    let (again, _) = pfr_client::lacking(&remote, &repository(), pushed.digest, &local, &counted).await.unwrap();
+    assert_eq!((again.blobs, again.bytes, again.bytes_total), (0, 0, lacking.bytes_total), "all of it is counted");
     assert_eq!((lacking.bytes_total, local.resolve(&repository(), &selector("t")).await.is_err()), (pushed.bytes_raw, true));
     let passed = Arc::new(AtomicU64::new(0));
     let counted = Arc::clone(&passed);
@@ -401,7 +404,7 @@ async fn a_brake_is_asked_before_every_byte_of_frames_and_what_is_lacking_is_kno
     let passed = passed.load(Ordering::Relaxed);
     assert!(passed >= report.bytes_received && report.bytes_received > 0, "{passed} of {}", report.bytes_received);
     assert_eq!(report.blobs_received, lacking.blobs);
-    assert_eq!(pfr_client::lacking(&remote, &repository(), pushed.digest, &local).await.unwrap().bytes, 0);
+    assert_eq!(pfr_client::lacking(&remote, &repository(), pushed.digest, &local, &nothing).await.unwrap().0.bytes, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -530,11 +530,11 @@ async fn pages_of_many_forks_and_packs_take_few_transactions() {
         ("/".to_owned(), costs + 40),
         ("/ui/-/repositories".to_owned(), costs + 12),
         ("/ui/-/storage".to_owned(), 30),
-        ("/ui/-/tasks".to_owned(), 30),
+        ("/ui/-/tasks".to_owned(), 0),
     ] {
         let found = least_transactions(&registry, &counted, &path).await;
         println!("{path}: {found} transactions, at most {most} are allowed");
-        assert!(found > 0 && found <= most, "{path}: {found} transactions, at most {most} are allowed");
+        assert!(found <= most && (found > 0 || most == 0), "{path}: {found} transactions, at most {most} are allowed");
     }
 }
 

@@ -175,7 +175,7 @@ pub struct WarmItem {
     /// Tokens with state, if it says so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub boundary: Option<u64>,
-    /// Raw bytes that the agent's store lacked.
+    /// Raw bytes that the agent's store lacked, and that no snapshot before it in the list brings.
     #[serde(default)]
     pub bytes: u64,
     /// Raw bytes of everything that it lists.

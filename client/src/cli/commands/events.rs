@@ -4,12 +4,20 @@ use crate::cli::args::Events;
 use crate::cli::context::Context;
 use crate::cli::failure::Failure;
 use crate::cli::output::human::{bytes, count, utc};
+use crate::cli::suggest::Suggestion;
 use pfr_client::{EventFilter, Followed};
 use pfr_schema::api;
 use serde_json::json;
 
 pub async fn run(context: &mut Context, args: Events) -> Result<(), Failure> {
     let Events { repository, kind, after, once } = args;
+    let mut again = Suggestion::new("events");
+    if let Some(pattern) = &repository {
+        again = again.arg(pattern);
+    }
+    if let Some(kind) = &kind {
+        again = again.arg("--kind").arg(kind.name());
+    }
     let mut events = context.remote(None)?.events(&EventFilter { repository, kind, after, once });
     while let Some(followed) = events.next().await? {
         match followed {
@@ -24,7 +32,8 @@ pub async fn run(context: &mut Context, args: Events) -> Result<(), Failure> {
         context.out.flush()?;
     }
     if let Some(id) = events.last().filter(|_| !context.json && !context.quiet) {
-        context.out.note(&format!("--after {id} goes on from here"))?;
+        let again = context.suggest(&again.arg("--after").arg(id));
+        context.out.note(&format!("{again} goes on from here"))?;
     }
     Ok(())
 }

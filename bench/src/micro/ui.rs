@@ -18,7 +18,7 @@ use std::collections::HashSet;
 use std::path::PathBuf;
 use std::time::Instant;
 
-/// Arguments of `pages`.
+/// Arguments of `ui`.
 #[derive(clap::Args)]
 pub struct Args {
     /// Forks of the agent
@@ -90,7 +90,7 @@ pub fn run(args: &Args) -> Result<()> {
         }
         // The goal is for this size.
         if args.forks >= 1000 && args.tokens >= 380_000 {
-            println!("\n{}", goals::render(&goals::of_facts(&[(Fact::Pages, slowest)])));
+            println!("\n{}", goals::render(&goals::of_facts(&[(Fact::Ui, slowest)])));
         }
         Ok(())
     })
