@@ -253,14 +253,14 @@ settings! {
     /// What is logged: a level, or per-module directives such as `info,pfr_store=debug` [default:
     /// info].
     log: String = "info".to_owned(), "PF_REGISTRY_LOG", "FILTER";
-    /// Collector that traces are sent to over OTLP/HTTP, `http(s)://HOST:PORT` [default: none]. Like
-    /// the two that follow it wins over the standard variable, here OTEL_EXPORTER_OTLP_ENDPOINT.
+    /// Collector that traces are sent to over OTLP/HTTP, `http(s)://HOST:PORT` [default: none].
+    /// Like the two that follow it wins over the standard variable, here OTEL_EXPORTER_OTLP_ENDPOINT.
     otlp_endpoint: String = String::new(), "PF_REGISTRY_OTLP_ENDPOINT", "URL";
     /// Headers of the requests to it, `NAME=VALUE,NAME=VALUE` [default: none]. Better given by the
     /// environment or the file: command lines can be read by everyone on the machine.
     otlp_headers: Secret = Secret::default(), "PF_REGISTRY_OTLP_HEADERS", "HEADERS", hide_env_values = true;
-    /// Which spans are sent: a level, or per-module directives such as `pfr_registry=info` [default:
-    /// none]. Without it, those of `pf` from `info` on.
+    /// Which spans are sent: a level, or per-module directives such as `pfr_registry=info`
+    /// [default: none]. Without it, those of `pf` from `info` on.
     trace_filter: String = String::new(), "PF_REGISTRY_TRACE_FILTER", "FILTER";
 }
 

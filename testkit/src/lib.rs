@@ -1,7 +1,7 @@
 //! What tests share: generated snapshots and their frames, a proxy that falsifies answers, a
 //! storage that fails, small and broken disks, real PostgreSQL and S3 servers on loopback, which
-//! end with the process that started them, a collector of traces, certificates and tokens of issuers, and the seeds and
-//! required capabilities of a test run.
+//! end with the process that started them, a collector of traces, certificates and tokens of
+//! issuers, and the seeds and required capabilities of a test run.
 
 #![expect(
     clippy::unwrap_used,

@@ -17,12 +17,13 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 /// Why a block is not run. docs/testing.md says what stands in for such blocks.
-pub const REASONS: [&str; 9] = [
+pub const REASONS: [&str; 10] = [
     "builds the programs",
     "runs the checks themselves",
     "needs the network",
     "needs an engine",
     "needs a domain name",
+    "needs a collector",
     "needs openssl",
     "needs systemd as process 1",
     "needs a container engine or a cluster",
