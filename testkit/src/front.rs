@@ -4,7 +4,7 @@
 use axum::Router;
 use axum::body::{Body, Bytes, to_bytes};
 use axum::extract::{Request, State};
-use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 use futures::StreamExt as _;
 use futures::stream;
@@ -162,6 +162,7 @@ async fn forward(State(inside): State<Inside>, request: Request) -> Response {
     let answer = inside.client.request(parts.method, format!("{}{path}", inside.registry)).headers(headers).body(body);
     let Ok(answer) = answer.send().await else { return StatusCode::BAD_GATEWAY.into_response() };
     let (status, content_type) = (answer.status(), answer.headers().get(header::CONTENT_TYPE).cloned());
+    let id = answer.headers().get("x-request-id").cloned();
     let Ok(body) = answer.bytes().await else { return StatusCode::BAD_GATEWAY.into_response() };
     let (status, content_type, body) = match fate {
         Fate::LoseAnswer => return (StatusCode::BAD_GATEWAY, "the answer is lost").into_response(),
@@ -176,7 +177,8 @@ async fn forward(State(inside): State<Inside>, request: Request) -> Response {
         }
         _ => (status, content_type, body.into()),
     };
-    let headers: HeaderMap = content_type.into_iter().map(|value| (header::CONTENT_TYPE, value)).collect();
+    let named = [(header::CONTENT_TYPE, content_type), (HeaderName::from_static("x-request-id"), id)];
+    let headers: HeaderMap = named.into_iter().filter_map(|(name, value)| Some((name, value?))).collect();
     (status, headers, body).into_response()
 }
 

@@ -97,7 +97,7 @@ impl Agent {
 
     /// Fetches, and waits for a registry that does not answer.
     pub(super) async fn warm(&self, request: &WarmRequest, handle: &Handle) -> Result<()> {
-        let Plan { warm, planned } = self.plan_of(request, Some(handle)).await?;
+        let Plan { warm, planned, .. } = self.plan_of(request, Some(handle)).await?;
         handle.update(|job| {
             job.bytes_total = warm.bytes;
             job.error = warm.items.iter().find(|item| item.state == WarmState::Failed).and_then(|item| item.problem.clone());

@@ -226,14 +226,11 @@ async fn a_job_keeps_to_its_size_and_names_what_it_does_not_find() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_snapshots_share_counts_once_in_a_plan_and_in_its_size() {
-    let dir = tempfile::tempdir().unwrap();
-    let url = registry(dir.path()).await;
-    let a = host_of(&url).await;
-    let source = Synthetic::start(&a.agent, Spec::flat("e"));
+    let rig = Rig::start().await;
     // The second begins as the first does.
-    pushed(&a, &source, 64, "team/one:latest").await;
-    pushed(&a, &source, 96, "team/two:latest").await;
-    let b = host_of(&url).await;
+    rig.pushed(64, "team/one:latest").await;
+    rig.pushed(96, "team/two:latest").await;
+    let b = host_of(&rig.url).await;
     let plan = async |references: &[&str]| begin(&b, WarmRequest { plan_only: true, ..warm(references) }).await.warm.unwrap();
     let (one, two, both) = (plan(&["team/one"]).await, plan(&["team/two"]).await, plan(&["team/one", "team/two"]).await);
     assert!(both.bytes < one.bytes + two.bytes, "{} of {} and {}", both.bytes, one.bytes, two.bytes);
@@ -244,7 +241,7 @@ async fn what_snapshots_share_counts_once_in_a_plan_and_in_its_size() {
     assert_eq!((job.state, states(&warmed)), (JobState::Done, vec![WarmState::Done; 2]));
     assert_eq!((job.bytes_total, job.bytes_done), (both.bytes, both.bytes));
     // So many bytes are what the second brings beyond the first.
-    let c = host_of(&url).await;
+    let c = host_of(&rig.url).await;
     run(&c, warm(&["team/one"])).await;
     let rest = begin(&c, WarmRequest { plan_only: true, ..warm(&["team/two"]) }).await.warm.unwrap();
     assert_eq!(rest.bytes, both.items[1].bytes);

@@ -2,7 +2,7 @@
 
 use super::fetch::{Fetcher, IN_FLIGHT, Watched, batches};
 use super::{Counted, Lacking};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::local::LocalSession;
 use crate::meter::Tally;
 use crate::plain::as_blobs;

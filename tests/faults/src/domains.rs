@@ -311,7 +311,7 @@ pub async fn seen(world: &World, were_lost: bool) -> Result<Contents, String> {
     let of_none = |key: &String| {
         let name = key.strip_prefix(DomainName::FOLDER).and_then(|rest| rest.split('/').nth(1));
         let is_told_of = |name: &str| rows.iter().any(|row| row.name.as_str() == name);
-        name.is_some_and(|name| !is_told_of(name) && !(were_lost && key.ends_with("/pf-key")))
+        name.is_some_and(|name| !(is_told_of(name) || were_lost && key.ends_with("/pf-key")))
     };
     match world.disk.keys().into_keys().find(of_none) {
         Some(key) => Err(format!("LEAKED: {key} is in no domain")),
