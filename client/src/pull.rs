@@ -80,18 +80,20 @@ impl Counted {
         self.0.extend(more.0);
     }
 
-    fn has(&self, digest: &Digest) -> bool {
-        self.0.contains(&Self::key(digest))
+    fn has(&self, digest: &Digest, is_node: bool) -> bool {
+        self.0.contains(&Self::key(digest, is_node))
     }
 
     /// Whether it was not counted before.
-    fn insert(&mut self, digest: &Digest) -> bool {
-        self.0.insert(Self::key(digest))
+    fn insert(&mut self, digest: &Digest, is_node: bool) -> bool {
+        self.0.insert(Self::key(digest, is_node))
     }
 
-    /// No two digests in use begin with the same 16 bytes.
-    fn key(digest: &Digest) -> u128 {
-        digest.as_bytes().iter().take(16).fold(0, |key, byte| (key << 8) | u128::from(*byte))
+    /// No two digests in use begin with the same 127 bits. A node is not counted because another
+    /// snapshot lists the same bytes as a plain blob: that one does not bring what the node lists.
+    fn key(digest: &Digest, is_node: bool) -> u128 {
+        let begins = digest.as_bytes().iter().take(16).fold(0, |key, byte| (key << 8) | u128::from(*byte));
+        (begins & !1) | u128::from(is_node)
     }
 }
 
@@ -241,4 +243,22 @@ pub async fn lacking(
     counted: &Counted,
 ) -> Result<(Lacking, Counted)> {
     into_store::lacking(&Fetcher::new(remote, repository, &Progress::default()), digest, store, repository, counted).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_is_counted_although_its_bytes_were_counted_as_a_plain_blob() {
+        let (digest, other) = (Digest::sha256(b"a page chunk"), Digest::sha256(b"another"));
+        let mut counted = Counted::default();
+        assert!(counted.insert(&digest, false));
+        assert!(counted.has(&digest, false) && !counted.has(&digest, true));
+        assert!(counted.insert(&digest, true) && !counted.insert(&digest, true));
+        let mut more = Counted::default();
+        assert!(more.insert(&other, true));
+        counted.add(more);
+        assert!(counted.has(&other, true) && counted.has(&digest, true) && !counted.has(&other, false));
+    }
 }

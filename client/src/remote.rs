@@ -37,8 +37,8 @@ use futures::future::BoxFuture;
 use pfr_schema::RepositoryName;
 use pfr_schema::signature::PublicKey;
 use pfr_service::Secret;
-use reqwest::Url;
 use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderValue};
+use reqwest::{Certificate, Client, Url};
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -175,7 +175,7 @@ impl Default for RemoteOptions {
 /// A registry. Cheap to clone; clones share connections and counters.
 #[derive(Clone)]
 pub struct Remote {
-    client: reqwest::Client,
+    client: Client,
     base: Arc<Url>,
     options: Arc<RemoteOptions>,
     round_trips: Arc<AtomicU64>,
@@ -221,30 +221,14 @@ impl Remote {
         // Fails if a provider is installed already. Any provider will do.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let roots = trust::extra_roots(options.extra_roots.as_deref())?;
-        let client = |headers| {
-            let builder = reqwest::Client::builder()
-                .default_headers(headers)
-                .tls_certs_merge(roots.clone())
-                .user_agent(concat!("pf/", env!("CARGO_PKG_VERSION")))
-                .connect_timeout(options.connect_timeout)
-                .redirect(reqwest::redirect::Policy::none())
-                // The registry closes idle connections after a minute; one that it is closing must
-                // not be picked for a request.
-                .pool_idle_timeout(Duration::from_secs(30))
-                // Registries are in the same network, and loopback must never go through a proxy.
-                .no_proxy()
-                .tcp_nodelay(true);
-            builder.build().map_err(|error| match &options.extra_roots {
-                Some(path) => Error::Refused { path: path.clone(), reason: format!("its certificates cannot be used: {}", reason(&error)) },
-                None => fail(&format!(
-                    "TLS cannot be set up: {}; where no authority is trusted, the setting tls-ca names a file with some",
-                    reason(&error)
-                )),
-            })
-        };
-        // The token is not sent to storage that the registry refers to.
-        let direct = Arc::new(direct::Direct::new(client(HeaderMap::new())?));
-        let client = client(headers)?;
+        let client = new_client(&options, headers, &roots, base.scheme() == "https").map_err(|error| match &options.extra_roots {
+            Some(path) => Error::Refused { path: path.clone(), reason: format!("its certificates cannot be used: {}", reason(&error)) },
+            None => fail(&format!(
+                "TLS cannot be set up: {}; where no authority is trusted, the setting tls-ca names a file with some",
+                reason(&error)
+            )),
+        })?;
+        let direct = Arc::new(direct::Direct::new(roots));
         Ok(Self {
             client,
             base: Arc::new(base),
@@ -313,6 +297,24 @@ impl Remote {
         all.extend(segments);
         self.path(&all)
     }
+}
+
+/// A client for requests with these headers. Only one that `speaks_tls` reads the authorities that
+/// this machine trusts: there are hundreds of them, and to read them takes longer than a request.
+fn new_client(options: &RemoteOptions, headers: HeaderMap, roots: &[Certificate], speaks_tls: bool) -> reqwest::Result<Client> {
+    let builder = Client::builder()
+        .default_headers(headers)
+        .user_agent(concat!("pf/", env!("CARGO_PKG_VERSION")))
+        .connect_timeout(options.connect_timeout)
+        .redirect(reqwest::redirect::Policy::none())
+        // The registry closes idle connections after a minute; one that it is closing must not be
+        // picked for a request.
+        .pool_idle_timeout(Duration::from_secs(30))
+        // Registries are in the same network, and loopback must never go through a proxy.
+        .no_proxy()
+        .tcp_nodelay(true);
+    let builder = if speaks_tls { builder.tls_certs_merge(roots.iter().cloned()) } else { builder.tls_certs_only([]) };
+    builder.build()
 }
 
 /// Whether only this machine can see what is sent there. A name other than `localhost` may be any

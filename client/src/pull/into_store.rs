@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::local::LocalSession;
 use crate::meter::Tally;
 use crate::plain::as_blobs;
-use crate::plan::{Above, Below, Item, PlanDestination, Totals, children, plan_above, plan_below};
+use crate::plan::{Above, Below, Item, Plan, PlanDestination, Totals, children, plan_above, plan_below};
 use crate::progress::Phase;
 use futures::stream::{self, StreamExt as _, TryStreamExt as _};
 use pfr_schema::api::TagState;
@@ -93,20 +93,22 @@ impl Session<'_> {
         let Above { plan: above, mut chunks } = plan_above(Item::manifest(digest), fetcher, &self.local, &fetcher.limits).await?;
         let totals = self.totals(digest, &above.containers).await?;
         let (mut new, mut lacking) = (Counted::default(), Lacking { bytes_total: totals.bytes, ..Lacking::default() });
-        let mut count = |digest: &Digest, bytes: u64| {
-            if !counted.has(digest) && new.insert(digest) {
-                lacking.blobs += 1;
-                lacking.bytes = lacking.bytes.saturating_add(bytes);
+        let mut count = |plan: &Plan| {
+            let blobs = plan.blobs.iter().map(|item| (&item.digest, false, item.bytes()));
+            let nodes = plan.containers.iter().map(|document| (&document.digest, true, document.bytes.len() as u64));
+            for (digest, is_node, bytes) in blobs.chain(nodes) {
+                if !counted.has(digest, is_node) && new.insert(digest, is_node) {
+                    lacking.blobs += 1;
+                    lacking.bytes = lacking.bytes.saturating_add(bytes);
+                }
             }
         };
-        above.blobs.iter().for_each(|item| count(&item.digest, item.bytes()));
-        above.containers.iter().for_each(|document| count(&document.digest, document.bytes.len() as u64));
+        count(&above);
         // The pages of a page chunk that is counted are counted, too.
-        chunks.retain(|chunk| !counted.has(&chunk.digest));
+        chunks.retain(|chunk| !counted.has(&chunk.digest, true));
         for part in chunks.chunks(CHUNKS) {
             let below = plan_below(part, &[], fetcher, &self.local, &fetcher.limits).await?.plan;
-            below.blobs.iter().for_each(|item| count(&item.digest, item.bytes()));
-            below.containers.iter().for_each(|document| count(&document.digest, document.bytes.len() as u64));
+            count(&below);
             fetcher.release(bytes_of(&below.containers));
         }
         Ok((lacking, new))

@@ -8,16 +8,17 @@
 use super::backoff::WAITS;
 use super::pace::Pace;
 use super::send::reason;
-use super::{BoxFrames, Remote, traced};
+use super::{BoxFrames, Remote, RemoteOptions, new_client, traced};
 use crate::error::{Error, Result};
 use bytes::{Bytes, BytesMut};
 use futures::StreamExt as _;
 use futures::stream;
 use pfr_schema::frame::end_mark;
 use pfr_schema::{Digest, api};
-use reqwest::header::RANGE;
-use reqwest::{StatusCode, Url};
+use reqwest::header::{HeaderMap, RANGE};
+use reqwest::{Certificate, Client, StatusCode, Url};
 use std::ops::Range;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -34,14 +35,29 @@ const FAILURES: u32 = 3;
 
 /// The way around the registry.
 pub(super) struct Direct {
-    /// Without the token.
-    client: reqwest::Client,
+    /// Authorities of the user's own.
+    roots: Vec<Certificate>,
+    /// Clients without the token, for http and for https, made when the registry first sends there:
+    /// most never do.
+    http: OnceLock<Client>,
+    https: OnceLock<Client>,
     failures: AtomicU32,
 }
 
 impl Direct {
-    pub(super) fn new(client: reqwest::Client) -> Self {
-        Self { client, failures: AtomicU32::new(0) }
+    pub(super) fn new(roots: Vec<Certificate>) -> Self {
+        Self { roots, http: OnceLock::new(), https: OnceLock::new(), failures: AtomicU32::new(0) }
+    }
+
+    fn client(&self, url: &Url, options: &RemoteOptions) -> reqwest::Result<Client> {
+        let speaks_tls = url.scheme() == "https";
+        let made = if speaks_tls { &self.https } else { &self.http };
+        if let Some(client) = made.get() {
+            return Ok(client.clone());
+        }
+        // The token is not sent to storage that the registry refers to.
+        let client = new_client(options, HeaderMap::new(), &self.roots, speaks_tls)?;
+        Ok(made.get_or_init(|| client).clone())
     }
 
     /// Whether the storage may be tried.
@@ -133,7 +149,8 @@ impl Remote {
         let silent = |_| Trouble::Broken(format!("no byte arrived for {} seconds", idle.as_secs()));
         let broken = |error: reqwest::Error| Trouble::Broken(reason(&error));
         let (start, end) = (part.range.start + got.len() as u64, part.range.end);
-        let request = self.direct.client.get(part.url.clone()).header(RANGE, format!("bytes={start}-{}", end - 1));
+        let client = self.direct.client(&part.url, &self.options).map_err(broken)?;
+        let request = client.get(part.url.clone()).header(RANGE, format!("bytes={start}-{}", end - 1));
         let mut response = tokio::time::timeout(idle, traced::send_elsewhere(request, 1)).await.map_err(silent)?.map_err(broken)?;
         match response.status() {
             StatusCode::PARTIAL_CONTENT => {}

@@ -125,6 +125,18 @@ async fn a_registry_that_is_not_trusted_is_sent_nothing_and_the_reason_is_told()
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn the_authorities_of_the_machine_are_read_only_for_https() {
+    let (authority, registry) = (Authority::new(), Registry::start().await);
+    let host = Host::new(&authority);
+    // Without a single authority no client of TLS can be made.
+    let nowhere = host.home.path().join("nowhere");
+    let none = [("SSL_CERT_FILE", text(&nowhere)), ("SSL_CERT_DIR", text(&nowhere))];
+    assert_eq!(host.pf(&["ls", "--registry", &registry.url], &none), (0, String::new()));
+    let (code, said) = host.pf(&["ls", "--registry", &registry.url.replacen("http", "https", 1)], &none);
+    assert!(code == 1 && said.contains("TLS cannot be set up"), "{code}: {said}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn http_to_a_port_that_speaks_https_says_so() {
     let authority = Authority::new();
     let registry = serve(&authority.certificate(&["127.0.0.1"]), false).await;
