@@ -2,7 +2,7 @@
 //!
 //! Goals are ratios of measurements of one run wherever a peer or the [limit](crate::limit) gives
 //! the measure, since seconds differ from machine to machine. On cores that are shared, wall time
-//! depends on what else runs, so goals use the processor time of client and servers where they can.
+//! depends on what else runs; processor time of client and servers does so less.
 
 use crate::meter::{Sample, Step};
 use crate::report::{Report, Spread};

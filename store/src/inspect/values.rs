@@ -18,7 +18,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 /// Values may have this many times the bytes of their payloads, and [`VALUE_ALLOWANCE`] besides.
 /// Real tensors have at most 8 times: an `f64` that is stored in one byte.
 const VALUE_RATIO: u64 = 16;
-/// Further bytes that values may have, so that small checkpoints are never refused.
+/// Further bytes that values may have.
 const VALUE_ALLOWANCE: u64 = 64 << 20;
 /// Bytes hashed before the next check that the caller is still connected.
 const STEP: usize = 1 << 20;
