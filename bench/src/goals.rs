@@ -1,8 +1,8 @@
 //! The goals, as data, and whether measurements meet them.
 //!
 //! Goals are ratios of measurements of one run wherever a peer or the [limit](crate::limit) gives
-//! the measure, since seconds differ from machine to machine. On cores that are shared, processor
-//! time of client and servers is the honest unit; wall time is in the table beside it.
+//! the measure, since seconds differ from machine to machine. On cores that are shared, wall time
+//! depends on what else runs; processor time of client and servers does so less.
 
 use crate::meter::{Sample, Step};
 use crate::report::{Report, Spread};
@@ -17,7 +17,7 @@ pub struct Goal {
     unit: &'static str,
     /// The places in which it holds; none if it does not depend on one.
     places: &'static [&'static str],
-    /// The contenders that must meet it; none if it is about something else.
+    /// The contenders that must meet it; none if the goal is not about contenders.
     contenders: &'static [&'static str],
     bound: Bound,
     measure: Measure,
@@ -35,7 +35,7 @@ enum Measure {
     Processor(Step, Other),
     /// Wall time of a step, over that of another contender's step in the same round.
     Time(Step, Other),
-    /// The inverse of that.
+    /// Wall time of another contender's step in the same round, over that of this step.
     Speed(Step, Other),
     /// Bytes that the push of a fork moves, over 1.02 × its new bytes + 128 KiB.
     ForkBytes,
@@ -374,8 +374,8 @@ mod tests {
     }
 
     #[track_caller]
-    fn check(all: &[Graded], goal: &str, who: Option<(&str, &str)>, unit: &str, grade: Grade, said: &str) {
-        let is_meant = |g: &&Graded| g.goal == goal && g.contender.zip(g.place) == who && g.unit == unit;
+    fn check(all: &[Graded], goal: &str, of: Option<(&str, &str)>, unit: &str, grade: Grade, said: &str) {
+        let is_meant = |g: &&Graded| g.goal == goal && g.contender.zip(g.place) == of && g.unit == unit;
         let found = all.iter().find(is_meant).expect("no such goal");
         let line = render(std::slice::from_ref(found));
         assert!(found.grade == grade && line.contains(said), "{line}");

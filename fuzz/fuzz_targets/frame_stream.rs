@@ -1,8 +1,9 @@
 #![no_main]
-//! A stream means the same however it is split, and a stream that parses is its own bytes.
+//! A stream of frames parses alike however it is split, and its frames encode to the same bytes
+//! again.
 //!
-//! The first byte says how long the pieces are. So that mutation gets past the checksums, headers
-//! and the end mark are given right ones where their magic and length allow.
+//! The first byte of the input is the length of the pieces. Mutated input would hardly ever have
+//! right checksums, so `mend` writes these into headers and the end mark first.
 
 use bytes::Bytes;
 use libfuzzer_sys::fuzz_target;

@@ -39,12 +39,12 @@ groups! {
     Following = [ANY, &[StorageFull]];
     /// Reads in a repository.
     Reading = [ANY, &[AmbiguousDigest, RepositoryUnknown, SnapshotUnknown, TagUnknown, NotFound, CorruptStore]];
-    /// Proofs.
+    /// Verifications of a snapshot.
     Verifying = [ANY, &[
         AmbiguousDigest, RepositoryUnknown, SnapshotUnknown, TagUnknown, NotFound, CorruptStore, ValueHashMismatch, InexactStorage,
         TooLarge
     ]];
-    /// Matches.
+    /// Searches of the prefix index.
     Matching = [ANY, BODY, &[RepositoryUnknown, CorruptStore]];
     /// Opening a session.
     Opening = [ANY, &[StorageFull]];
@@ -76,7 +76,7 @@ groups! {
     TokenRevoking = [ANY, &[TokenUnknown]];
     /// Pauses of background tasks.
     Pausing = [ANY, BODY, &[NotFound, StorageFull]];
-    /// Reads about collections.
+    /// Reports of past collections.
     Collected = [ANY, &[NotFound]];
     /// Changes of tags and snapshots.
     Tagging = [ANY, BODY, &[

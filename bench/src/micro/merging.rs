@@ -13,10 +13,10 @@ use std::time::Duration;
 
 /// Pages of 4 KiB.
 const GEOMETRY: Geometry = Geometry { page_size_tokens: 16, n_layers: 1, n_heads: 2, head_dim: 64, dtype: Dtype::Bf16 };
-/// New pages of a push, each with K and V. With its documents, a push has about 22 kB.
+/// New pages of a push, each with K and V. A push has about 22 kB, its documents included.
 const PAGES: u64 = 2;
 /// Pushes between two runs of merging.
-const BETWEEN: u64 = 30;
+const PUSHES_BETWEEN: u64 = 30;
 
 pub async fn run(disk: &Path, pushes: u64) -> Result<()> {
     let dir = tempfile::tempdir_in(disk)?;
@@ -25,7 +25,7 @@ pub async fn run(disk: &Path, pushes: u64) -> Result<()> {
     let (mut moved, mut seconds) = (0, 0.0);
     for number in 0..pushes {
         push(&store, number).await?;
-        if (number + 1) % BETWEEN == 0 {
+        if (number + 1) % PUSHES_BETWEEN == 0 {
             let (took, report) = timed(store.gc(&options, &mut |_| ())).await?;
             moved += report.moved_bytes;
             seconds += took;
@@ -33,7 +33,7 @@ pub async fn run(disk: &Path, pushes: u64) -> Result<()> {
     }
     let packs = store.metadata().packs(None, usize::MAX).await?;
     let live: u64 = packs.iter().map(|pack| pack.live_bytes).sum();
-    line(&format!("{pushes} small pushes, merged every {BETWEEN}: packs"), &[packs.len() as f64], "packs");
+    line(&format!("{pushes} small pushes, merged every {PUSHES_BETWEEN}: packs"), &[packs.len() as f64], "packs");
     line("full packs that would hold them", &[live.div_ceil(store.full_pack().bytes) as f64], "packs");
     line("bytes copied for each byte pushed", &[moved as f64 / live.max(1) as f64], "bytes");
     line("merging", &[moved as f64 / 1e6 / f64::max(seconds, 1e-9)], "MB/s");

@@ -1,14 +1,15 @@
-//! Fills that an engine asked for, so that it can take its blocks back from one that is late.
+//! The fills (copies of pages into blocks) of an engine, by name. An engine that waits no longer
+//! for a fill gives it up, and has its blocks back.
 
 use super::gate::Handle;
 use crate::error::{Error, Result};
 use parking_lot::Mutex;
 use std::collections::{HashSet, VecDeque};
 
-/// Names of given up fills that are remembered. The call of a fill that was given up may still lie
-/// in a socket; a connector keeps far fewer calls that are not sent.
+/// How many names of given-up fills are remembered. The request for such a fill may still be on its
+/// way through a socket. A connector has far fewer unsent requests than this.
 const MAX_GIVEN_UP: usize = 1 << 16;
-/// Bytes of a name.
+/// The longest name of a fill, in bytes.
 const MAX_NAME: usize = 64;
 
 /// The fills of one engine.
@@ -31,7 +32,7 @@ struct Running {
 }
 
 impl Fills {
-    /// Notes the fill of a rank. Its copies go through the gate of `copies`.
+    /// Registers a running fill of a rank. Its copies pass the gate of `copies`.
     ///
     /// # Errors
     /// [`Error::Invalid`] if the engine gave up a fill of this name: its blocks may hold something
@@ -49,8 +50,8 @@ impl Fills {
         Ok(())
     }
 
-    /// Refuses fills of this name from now on; returns those that run. The engine may have its
-    /// blocks when their gates are closed and let go.
+    /// Refuses fills of this name from now on, and returns the gates of those that run. The engine
+    /// may use its blocks again as soon as these gates are closed and no copy is inside.
     pub fn give_up(&self, name: &str) -> Vec<Handle<()>> {
         if !(1..=MAX_NAME).contains(&name.len()) {
             // No fill of such a name begins.
@@ -74,7 +75,7 @@ impl Fills {
         self.0.lock().given_up.contains(name)
     }
 
-    /// The fills of a rank that run.
+    /// The gates of a rank's running fills.
     pub fn of_rank(&self, rank: u32) -> Vec<Handle<()>> {
         self.0.lock().running.iter().filter(|fill| fill.rank == rank).map(|fill| fill.copies.clone()).collect()
     }

@@ -1,4 +1,5 @@
-//! Opening files below a root. Links must not lead out of it, and only regular files count.
+//! Opens files below a root directory. A link that leads out of it is refused, and so is anything
+//! but a regular file.
 
 use crate::error::{Error, Result};
 use parking_lot::Mutex;
@@ -17,7 +18,7 @@ pub(crate) const STEP: usize = 1 << 20;
 pub struct Root {
     path: PathBuf,
     real: PathBuf,
-    /// Directories known to lie within. There are a few hundred at most.
+    /// Directories that were checked and lie within the root: a few hundred at most.
     inside: Mutex<std::collections::HashSet<PathBuf>>,
 }
 
@@ -25,7 +26,7 @@ impl Root {
     /// Opens the directory at `path`.
     ///
     /// # Errors
-    /// [`Error::Io`] if there is nothing, [`Error::Refused`] if it is not a directory.
+    /// [`Error::Io`] if `path` does not exist, [`Error::Refused`] if it is not a directory.
     pub fn open(path: &Path) -> Result<Self> {
         let real = path.canonicalize().map_err(Error::io("open", path))?;
         if !real.is_dir() {
@@ -34,7 +35,7 @@ impl Root {
         Ok(Self { path: path.to_owned(), real, inside: Mutex::default() })
     }
 
-    /// As it was given: for messages.
+    /// The path as the caller gave it, for messages.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -72,7 +73,8 @@ impl Root {
     pub fn file(&self, relative: &Path) -> Result<(File, u64)> {
         let path = self.path.join(relative);
         self.check_parent(&path)?;
-        // Does not wait: a pipe has no end, and must be refused.
+        // Without NONBLOCK, opening a named pipe would wait for its writer before it can be
+        // refused.
         let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32;
         let open = |path: &Path| OpenOptions::new().read(true).custom_flags(flags).open(path);
         let file = match open(&path) {

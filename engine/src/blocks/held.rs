@@ -4,7 +4,7 @@ use super::Blocks;
 use crate::cache::SeqId;
 use crate::error::EngineError;
 
-/// Blocks that stay as they are until they are given back to [`Blocks::unpin`].
+/// Blocks that are not handed out again until the pin goes back to [`Blocks::unpin`].
 #[derive(Debug)]
 #[must_use]
 pub struct Pin(Vec<(usize, u32)>);
@@ -16,7 +16,7 @@ pub struct Used {
     pub group: String,
     /// The blocks, ascending.
     pub blocks: Vec<u32>,
-    /// Free blocks.
+    /// How many blocks are free.
     pub free: usize,
 }
 

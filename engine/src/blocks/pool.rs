@@ -5,9 +5,9 @@ use crate::rng::Rng;
 
 /// A pool of numbered blocks.
 ///
-/// Users are sequences; a block with more than one is copied before it is written. A pin only keeps
-/// a block from being handed out again: its owner may go on writing the slots that are still empty,
-/// as real engines do.
+/// The users of a block are sequences. A block with several users is copied before it is written. A
+/// pin only keeps a block from being handed out again: its owner may go on writing the slots that
+/// are still empty, as real engines do.
 #[derive(Clone, Debug)]
 pub struct Pool {
     users: Vec<u32>,
@@ -28,7 +28,7 @@ impl Pool {
         Self { users: vec![0; blocks as usize], pins: vec![0; blocks as usize], free }
     }
 
-    /// Blocks without a holder.
+    /// How many blocks have neither user nor pin.
     #[must_use]
     pub fn free(&self) -> usize {
         self.free.len()
@@ -63,29 +63,29 @@ impl Pool {
         Some(block)
     }
 
-    /// One user more.
+    /// Adds a user.
     pub fn share(&mut self, block: u32) {
         self.users[block as usize] += 1;
     }
 
-    /// One user less; whether the block has become free.
+    /// Takes a user away. Returns whether the block has become free.
     pub fn release(&mut self, block: u32) -> bool {
         self.users[block as usize] -= 1;
-        self.settle(block)
+        self.free_if_unused(block)
     }
 
-    /// One pin more.
+    /// Adds a pin.
     pub fn pin(&mut self, block: u32) {
         self.pins[block as usize] += 1;
     }
 
-    /// One pin less; whether the block has become free.
+    /// Takes a pin away. Returns whether the block has become free.
     pub fn unpin(&mut self, block: u32) -> bool {
         self.pins[block as usize] -= 1;
-        self.settle(block)
+        self.free_if_unused(block)
     }
 
-    fn settle(&mut self, block: u32) -> bool {
+    fn free_if_unused(&mut self, block: u32) -> bool {
         let idle = self.users[block as usize] + self.pins[block as usize] == 0;
         if idle {
             self.free.push(block);

@@ -1,5 +1,5 @@
-//! The path of every request, whatever its handler: limits of time, number and memory, its id, its
-//! log line.
+//! What every request passes before and after its handler: limits of time, number and memory, the
+//! request id, the log line.
 
 pub(crate) mod address;
 pub(crate) mod base;

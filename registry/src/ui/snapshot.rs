@@ -1,4 +1,5 @@
-//! A snapshot: what it holds, what it costs, whom it descends from, and the commands that use it.
+//! The page of a snapshot: what it holds, what it costs, its parents and children, and the commands
+//! that use it.
 
 use super::bars;
 use super::links::{Links, origin};
@@ -22,14 +23,14 @@ use pfr_schema::tree::{GroupKind, PageTree};
 use pfr_schema::{Digest, Kind, Reference, RepositoryName, Selector, Tag, media_type};
 use std::collections::BTreeMap;
 
-/// Rows of each table that a document decides the length of.
+/// The most rows of a table whose length a document decides.
 const ROWS: usize = 200;
-/// Children that are named.
+/// The most children that the page lists.
 const CHILDREN: usize = 50;
-/// Tags that are named.
+/// The most tags that the page lists.
 const TAGS: usize = 1000;
-/// Letters of a value of the engine configuration.
-const LETTERS: usize = 200;
+/// The most characters of a name or value of the engine configuration.
+const CHARACTERS: usize = 200;
 
 /// The page of a snapshot.
 pub(crate) async fn snapshot(
@@ -46,7 +47,7 @@ pub(crate) async fn snapshot(
     let family = Family::of(&domain, &repository, &detail.summary).await?;
     let checkpoints = checkpoints(&domain, &detail).await;
     let (summary, config) = (&detail.summary, &detail.config);
-    // Of several tags the one that was asked for.
+    // If the snapshot has several tags, show the one in the request.
     let tag = selector.tag().filter(|tag| summary.tags.contains(tag)).or(summary.tags.first());
     let reference = reference(origin(&headers, app.has_tls), &links, &repository, tag, snapshot);
     let title = tag.map_or_else(|| snapshot.short(), ToString::to_string);
@@ -123,11 +124,11 @@ fn reference(origin: Option<String>, links: &Links, repository: &RepositoryName,
     let reference = Reference { registry: None, repository: repository.clone(), selector: Some(selector) };
     let Some(origin) = origin else { return reference };
     let there = Reference { registry: Some(format!("{origin}{}", links.base())), ..reference.clone() };
-    // The host is what the browser said: only one that a command understands is shown.
+    // The browser chose the host name: show it only if a command can parse it back.
     if there.to_string().parse().is_ok_and(|parsed: Reference| parsed == there) { there } else { reference }
 }
 
-/// The same by digest, for commands that must not follow a tag.
+/// The same snapshot by its whole digest, for commands that must not follow a tag.
 fn whole(reference: &Reference, snapshot: Digest) -> Reference {
     Reference { selector: Some(Selector::Digest(snapshot)), ..reference.clone() }
 }
@@ -432,7 +433,7 @@ fn configuration(config: &SnapshotConfig) -> Markup {
 }
 
 fn settings(id: &str, title: &str, values: &BTreeMap<String, serde_json::Value>) -> Markup {
-    let cut = |text: String| match text.char_indices().nth(LETTERS) {
+    let cut = |text: String| match text.char_indices().nth(CHARACTERS) {
         Some((end, _)) => format!("{}…", &text[..end]),
         None => text,
     };

@@ -53,7 +53,7 @@ dtypes! {
     U16 = "u16", 2;
     /// Unsigned.
     U8 = "u8", 1;
-    /// The number 0 or 1 in a byte; every other byte is no value.
+    /// The number 0 or 1 in a byte; any other byte is invalid.
     Bool = "bool", 1;
 }
 
@@ -75,7 +75,7 @@ impl std::str::FromStr for Dtype {
     }
 }
 
-/// How a floating-point type spends its bits: sign, exponent, fraction.
+/// The bit fields of a floating-point type. Above them is one sign bit.
 #[derive(Clone, Copy)]
 pub(super) struct Float {
     pub exponent_bits: u32,

@@ -7,18 +7,18 @@ use crate::metadata::{Candidate, Health, Lease, ObjectId, ObjectRow, PackId, Pac
 use pfr_schema::api::{OpenSession, Protected};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
-/// Candidates and objects that are kept in mind: about 100 MiB. Beyond that the numbers are a lower
-/// bound.
+/// How many candidates and objects a plan holds in memory: about 100 MiB. With more of them, its
+/// numbers are a lower bound.
 pub(super) const MOST: usize = 1_000_000;
-/// Packs asked for at a time.
+/// Rows of packs read in one query.
 const PACKS: usize = 1000;
-/// Packs whose objects are asked for at a time. Each may hold some hundred thousand small ones.
+/// Packs whose objects are read in one query. A pack may hold some hundred thousand small objects.
 const CONTENTS: usize = 256;
 /// Bytes of a pack besides its frames and their entries in the index.
 const EMPTY_PACK: u64 = (pfr_schema::pack::MAGIC.len() + pfr_schema::pack::FOOTER_LEN) as u64;
 /// Sessions named in a report.
 const SESSIONS: usize = 100;
-/// Sessions looked through for their names.
+/// Open sessions searched for those that a report names.
 const OPEN: usize = 100_000;
 
 /// Which leases count.
@@ -70,14 +70,15 @@ impl<'a> Plan<'a> {
         self.taken.len() + self.freed.len() + self.leased.len() > MOST
     }
 
-    /// Frees what an entry of the queue stands for, and what hung on it; returns how many objects.
+    /// Frees the candidates of one entry of the queue, and what only they referred to. Returns the
+    /// number of freed objects.
     pub(super) async fn entry(&mut self, queued: &Queued) -> Result<u64> {
         let candidates = self.candidates(&[queued]).await?;
         self.free(candidates).await
     }
 
-    /// What these entries stand for. One query for all packs: every small push leaves an entry for
-    /// its pack, and there may be thousands.
+    /// The objects that these entries make candidates. One query for all packs: every small push
+    /// leaves an entry for its pack, and there may be thousands.
     async fn candidates(&self, queued: &[&Queued]) -> Result<Vec<ObjectId>> {
         let (mut objects, mut packs) = (Vec::new(), Vec::new());
         for queued in queued {
@@ -92,7 +93,7 @@ impl<'a> Plan<'a> {
         Ok(objects)
     }
 
-    /// Frees what these entries stand for, and what hung on it; returns how many objects.
+    /// As [`Self::entry`], for many entries in few queries.
     pub(super) async fn entries<'q>(&mut self, queued: impl Iterator<Item = &'q Queued>) -> Result<u64> {
         let (mut done, mut part, mut packs) = (0, Vec::new(), 0);
         for queued in queued {
@@ -115,8 +116,8 @@ impl<'a> Plan<'a> {
         self.free(vec![manifest]).await
     }
 
-    /// Frees those of `candidates` that have no reference left, and what hung on them; returns how
-    /// many objects.
+    /// Frees those of `candidates` that have no reference left, and then what only they referred
+    /// to. Returns the number of freed objects.
     async fn free(&mut self, mut candidates: Vec<ObjectId>) -> Result<u64> {
         let before = self.freed.len();
         while !candidates.is_empty() && !self.is_full() {
@@ -177,7 +178,7 @@ impl<'a> Plan<'a> {
         if objects == 0 {
             return Ok(Protected::default());
         }
-        // The others are held by something.
+        // Something else refers to the others, so the lease is not what keeps them.
         leased.retain(|id, _| self.freed.contains(id));
         let sessions: BTreeSet<i64> = leased.values().filter_map(|lease| lease.session).collect();
         let mut open = if sessions.is_empty() { Vec::new() } else { self.store.metadata.unfinished(OPEN).await? };
@@ -214,7 +215,7 @@ pub(super) struct Fates<'p> {
     pub emptied: Vec<&'p PackRow>,
     /// Their upload outlived its lease.
     pub abandoned: Vec<&'p PackRow>,
-    /// Less than half alive, with the bytes that live.
+    /// Less than half of their bytes are live; each with its live bytes.
     pub sparse: Vec<(&'p PackRow, u64)>,
     /// Bytes of the others.
     stay: u64,
@@ -254,10 +255,11 @@ impl Packs {
 }
 
 impl Fates<'_> {
-    /// About what is left on storage when grace periods are over and compaction is done.
+    /// An estimate of the bytes on storage after all grace periods and compaction.
     pub(super) fn disk(&self) -> u64 {
         let compacted = |(pack, left): &(&PackRow, u64)| {
-            // The index has an entry a frame: in proportion to what is copied.
+            // The index has one entry for each frame, so it shrinks in proportion to the copied
+            // bytes.
             let index = pack.bytes.saturating_sub(pack.frame_bytes);
             EMPTY_PACK + left + (u128::from(index) * u128::from(*left)).div_ceil(u128::from(pack.frame_bytes.max(1))) as u64
         };

@@ -1,8 +1,8 @@
 //! Value hashes of checkpoint tensors, recomputed while their payloads are read.
 //!
-//! A payload whose elements lie in order is hashed piece by piece in constant memory, whatever its
-//! size. Another has at most [`pfr_schema::checkpoint::GATHER_BYTES`], as the format has it, and is
-//! held whole; one such at a time in the store.
+//! A payload whose elements lie in order is hashed piece by piece, in constant memory. Any other
+//! payload has to be in memory as a whole. The format limits it to
+//! [`pfr_schema::checkpoint::GATHER_BYTES`], and a store holds one of them at a time.
 
 use crate::error::{Error, Result};
 use bytes::Bytes;
@@ -15,16 +15,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Values may have this many times the bytes of their payloads…
-const TIMES: u64 = 16;
-/// …and this many bytes more. Real tensors have at most 8 times: an `f64` that is stored in one
-/// byte.
-const BESIDES: u64 = 64 << 20;
-/// Bytes hashed between two checks whether the caller is still there.
+/// Values may have this many times the bytes of their payloads, and [`VALUE_ALLOWANCE`] besides.
+/// Real tensors have at most 8 times: an `f64` that is stored in one byte.
+const VALUE_RATIO: u64 = 16;
+/// Further bytes that values may have.
+const VALUE_ALLOWANCE: u64 = 64 << 20;
+/// Bytes hashed before the next check that the caller is still connected.
 const STEP: usize = 1 << 20;
 
-/// Work on blocking threads for one caller. It ends soon after the caller has left, and keeps the
-/// caller's place until then.
+/// Work on blocking threads for one caller. It ends soon after the caller has left. Until then it
+/// occupies the caller's place among the verifications that run at once.
 #[derive(Clone, Default)]
 pub(super) struct Work(Arc<Shared>);
 
@@ -51,7 +51,7 @@ impl Work {
     }
 }
 
-/// Says that the caller has left, when it is dropped.
+/// Held by the caller. Dropping it tells the work that the caller has left.
 pub(super) struct Caller(pub(super) Work);
 
 impl Drop for Caller {
@@ -85,7 +85,8 @@ impl Values {
     /// Adds the tensors of a checkpoint.
     ///
     /// # Errors
-    /// [`Error::Unprovable`] if all of them together stand for much more than their payloads hold.
+    /// [`Error::Unprovable`] if the values of all tensors so far have many more bytes than their
+    /// payloads.
     pub(super) fn add(&mut self, checkpoint: Digest, parsed: Checkpoint) -> Result<()> {
         for tensor in parsed.tensors {
             if tensor.layout.is_opaque() {
@@ -100,7 +101,7 @@ impl Values {
             }
             Arc::make_mut(tensors).push((checkpoint, tensor));
         }
-        let limit = self.payloads.saturating_mul(TIMES).saturating_add(BESIDES);
+        let limit = self.payloads.saturating_mul(VALUE_RATIO).saturating_add(VALUE_ALLOWANCE);
         if self.values > limit { Err(Error::Unprovable { checkpoint, values: self.values, limit }) } else { Ok(()) }
     }
 

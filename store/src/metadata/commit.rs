@@ -44,7 +44,7 @@ async fn commit_now<T: Tx>(tx: &mut T, push: &PushId, commit: &Commit) -> Outcom
     let find = "SELECT id FROM objects WHERE digest = $1";
     let object: ObjectId = tx.first(find, values![&digest]).await?.ok_or_else(unknown)?;
     let before = lock_with_targets(tx, repository, object, commit.tag.as_slice()).await?;
-    // Read only now, when a transaction that collected, quarantined or committed it has ended.
+    // Read after the lock: a transaction that collected, quarantined or committed it has ended.
     let find = "SELECT o.size, o.refs, c.logical_bytes, c.new_bytes FROM objects o JOIN containers c ON c.object = o.id
                 WHERE o.id = $1 AND o.kind = $2 AND o.health = 0";
     let row: Option<(u64, u64, u64, u64)> = tx.first(find, values![object, Kind::Manifest]).await?;
@@ -109,7 +109,7 @@ pub(super) async fn insert_snapshot<T: Tx>(
     marks: Option<&[PrefixMark]>,
 ) -> Outcome<i64> {
     let Record::Snapshot { parents, artifact_type, subject, at, new_bytes, .. } = record else {
-        return Err(Fail::internal("a snapshot's record is none"));
+        return Err(Fail::internal("insert_snapshot was given a record that is not Record::Snapshot"));
     };
     let insert =
         "INSERT INTO manifests (repository, object, artifact_type, subject, pushed_at, used_at, logical_bytes, new_bytes, prefixed, is_image)

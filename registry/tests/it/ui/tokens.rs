@@ -1,4 +1,5 @@
-//! The pages in a registry that requires tokens: what a browser that sends one sees, and no other.
+//! The pages of a registry that requires tokens: what they show to a browser with a token, and that
+//! they show it to no other browser.
 
 use super::*;
 
@@ -186,14 +187,14 @@ async fn a_token_for_one_domain_opens_its_pages_and_those_of_no_other() {
     }
     let overview = &pages["/domains/acme/"];
     assert!(overview.contains("signed in with the token <strong>&lt;script&gt;") && !overview.contains("/metrics"), "{overview}");
-    // Not even by what is open to all callers.
+    // Files that are open to all callers do not tell whether a domain exists either.
     for file in ["style.css", "icon.svg"] {
         for domain in ["acme", "other", "nowhere"] {
             let answer = browse(&registry, &format!("/domains/{domain}/ui/-/{file}")).await;
             assert_eq!(answer.status(), StatusCode::OK, "{file} of {domain}");
         }
     }
-    // Another domain is not there, as if it were not. The page leads to those that the token opens.
+    // An existing domain looks like a missing one. The page links to those that the token opens.
     let failed = async |path: &str| failure(StatusCode::NOT_FOUND, browse_as(&registry, Some(&token), path).await).await;
     for rest in ["/", "/ui/-/storage", "/ui/team%2Fagent"] {
         let (hidden, missing) = (failed(&format!("/domains/other{rest}")).await, failed(&format!("/domains/nowhere{rest}")).await);

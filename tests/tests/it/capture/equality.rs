@@ -18,7 +18,8 @@ fn the_same_state_on_two_hosts_has_the_same_trees_and_checkpoint() {
         let (a, b) = (Host::new(&registry.url()), Host::new(&registry.url()));
         let mut one = a.engine("one", model, &["--placement", "11"]);
         let mut two = b.engine("two", model, &["--placement", "22", "--dirty", "5"]);
-        // The second engine has had other sequences before, and gets there step by step.
+        // The second engine held another sequence before, and generates the same tokens in two
+        // steps.
         let other = two.open(&model.prompt(23));
         two.generate(&other, 3);
         let (s, t) = (one.open(&model.prompt(45)), two.open(&model.prompt(45)));
