@@ -122,8 +122,12 @@ impl Writer {
     }
 
     /// Makes everything written so far durable, on every file system that some of it lies on.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] if a directory was replaced meanwhile: some files lie elsewhere.
     pub fn sync(&self) -> Result<()> {
-        self.folders.sync()
+        self.folders.sync()?;
+        self.folders.check_places()
     }
 
     /// Writes bytes to a file directly in this directory, durably.
@@ -271,6 +275,29 @@ mod tests {
                 assert!(matches!(&refusal, Error::Refused { path, .. } if *path == root.join(link)), "{link}: {refusal}");
             }
             assert_eq!(std::fs::read_dir(&elsewhere).unwrap().count(), 0, "{link}");
+        }
+    }
+
+    #[test]
+    fn a_directory_that_was_replaced_meanwhile_is_noticed() {
+        let digest = Digest::sha256(b"x");
+        let leaf = format!("blobs/sha256/{}", &digest.hex()[..2]);
+        for replaced in ["blobs", "blobs/sha256", &leaf] {
+            for by in ["nothing", "a directory", "a link"] {
+                let dir = tempfile::tempdir().unwrap();
+                let (root, moved) = (dir.path().join("out"), dir.path().join("moved"));
+                let writer = Writer::open(&root, HashMap::new()).unwrap();
+                writer.write(&digest, b"x").unwrap();
+                writer.sync().unwrap();
+                std::fs::rename(root.join(replaced), &moved).unwrap();
+                match by {
+                    "a directory" => std::fs::create_dir_all(root.join(&leaf)).unwrap(),
+                    "a link" => std::os::unix::fs::symlink(&moved, root.join(replaced)).unwrap(),
+                    _ => {}
+                }
+                let refusal = writer.sync().unwrap_err();
+                assert!(matches!(&refusal, Error::Refused { .. }), "{replaced} by {by}: {refusal}");
+            }
         }
     }
 

@@ -22,6 +22,7 @@ use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::runtime::Handle;
 
 /// Bytes of a part, at whose multiples parts begin and end. Few enough to lie in the processor's
@@ -108,6 +109,9 @@ struct Upload {
     place: PathBuf,
     /// Where the next part begins.
     offset: u64,
+    /// Bytes of the parts that were written. A part whose write failed, or never began, would leave
+    /// a hole.
+    written: Arc<AtomicU64>,
 }
 
 impl Upload {
@@ -132,7 +136,7 @@ impl Upload {
                 made => break made.map_err(about(&place))?,
             }
         };
-        Ok(Self { file: Some(Arc::new(file)), folder, name: name.to_owned(), place, offset: 0 })
+        Ok(Self { file: Some(Arc::new(file)), folder, name: name.to_owned(), place, offset: 0, written: Arc::default() })
     }
 
     /// Ends the upload. Fails if it has ended, or if a part was not waited for.
@@ -146,17 +150,25 @@ impl Upload {
 impl MultipartUpload for Upload {
     fn put_part(&mut self, data: PutPayload) -> UploadPart {
         let (file, place, offset) = (self.file.clone(), self.place.clone(), self.offset);
-        self.offset += data.content_length() as u64;
-        let write = move || {
+        let (length, written) = (data.content_length() as u64, Arc::clone(&self.written));
+        self.offset += length;
+        let write = move || -> io::Result<()> {
             let file = file.ok_or_else(|| io::Error::other("the upload has ended"))?;
-            write_all(data.as_ref(), offset, &mut |slices, at| Ok(pwritev(file.as_file(), slices, at)?)).map_err(about(&place))
+            write_all(data.as_ref(), offset, &mut |slices, at| Ok(pwritev(file.as_file(), slices, at)?)).map_err(about(&place))?;
+            written.fetch_add(length, Ordering::Relaxed);
+            Ok(())
         };
         blocking(write).boxed()
     }
 
     async fn complete(&mut self) -> Result<PutResult> {
         let (file, folder, name, place) = (self.end()?, Arc::clone(&self.folder), self.name.clone(), self.place.clone());
-        blocking(move || file.publish(&*folder, &name).map_err(about(&place))).await?;
+        let is_whole = self.written.load(Ordering::Relaxed) == self.offset;
+        let publish = move || {
+            let published = if is_whole { file.publish(&*folder, &name) } else { Err(io::Error::other("a part of it was not written")) };
+            published.map_err(about(&place))
+        };
+        blocking(publish).await?;
         Ok(PutResult { e_tag: None, version: None, extensions: Default::default() })
     }
 
@@ -284,6 +296,21 @@ mod tests {
         cut.put_part("cut".into()).await.unwrap();
         drop(cut);
         is_empty(&folder).await;
+    }
+
+    #[tokio::test]
+    async fn a_file_that_lacks_a_part_never_gets_its_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = in_directory(dir.path()).unwrap();
+        let at = Path::from("ff/key.pfpack");
+        let mut upload = store.put_multipart(&at).await.unwrap();
+        upload.put_part("first".into()).await.unwrap();
+        // As if its task had been ended before it began.
+        drop(upload.put_part("second".into()));
+        upload.put_part("third".into()).await.unwrap();
+        let refusal = upload.complete().await.unwrap_err();
+        assert!(refusal.to_string().contains("key.pfpack"), "{refusal}");
+        is_empty(&dir.path().join("ff")).await;
     }
 
     #[tokio::test]

@@ -61,6 +61,16 @@ impl Pending {
         pieces
     }
 
+    /// Copies all into memory of their own. A piece may be a small part of the memory that it
+    /// holds.
+    pub(super) fn copy_out(&mut self) {
+        let all = self.take(usize::MAX).concat();
+        self.bytes = all.len();
+        if !all.is_empty() {
+            self.pieces.push(all.into());
+        }
+    }
+
     /// Makes one piece of the short ones.
     fn close(&mut self) {
         if !self.joined.is_empty() {
@@ -88,6 +98,20 @@ mod tests {
         assert_eq!((pieces.len(), pending.bytes()), (201, 0));
         assert!(pieces.iter().skip(1).step_by(2).all(|piece| piece.as_ptr() == payload.as_ptr()));
         assert!(pending.take(usize::MAX).is_empty());
+    }
+
+    #[test]
+    fn bytes_that_were_copied_out_hold_no_memory_of_others() {
+        let mut pending = Pending::default();
+        pending.copy_out();
+        let memory = Bytes::from(vec![7; 1 << 20]);
+        pending.push(memory.slice(..4096));
+        pending.copy(&[1; 4]);
+        assert!(!memory.is_unique());
+        pending.copy_out();
+        assert!(memory.is_unique());
+        assert_eq!(pending.bytes(), 4100);
+        assert_eq!(pending.take(usize::MAX).concat(), [vec![7_u8; 4096], vec![1; 4]].concat());
     }
 
     proptest! {

@@ -24,6 +24,9 @@ const PART: usize = 5 << 20;
 /// half a KiB until it is indexed, and indexing is one transaction for which others wait: so 16
 /// MiB, and well under a second. Pages of 4 KiB and more fill a pack by bytes.
 const ENTRIES: usize = 32 << 10;
+/// Bytes of blobs that are left out until those that wait for a part are copied: they came in the
+/// same memory, which is free only when none of them needs it.
+const LEFT_OUT: u64 = 8 << 20;
 
 impl Store {
     /// What fills a pack that frames are copied into.
@@ -46,6 +49,8 @@ pub(crate) struct PackWriter {
     upload: Box<dyn MultipartUpload>,
     writing: Option<JoinHandle<object_store::Result<()>>>,
     pending: Pending,
+    /// Bytes of blobs that were left out since the pending ones were copied.
+    left_out: u64,
     /// Bytes of a part. Parts begin and end at multiples of it.
     part: usize,
     offset: u64,
@@ -78,6 +83,7 @@ impl PackWriter {
             upload,
             writing: None,
             pending: Pending::default(),
+            left_out: 0,
             part: if store.packs_dir.is_some() { files::PART } else { PART },
             offset: 0,
             frames: Vec::new(),
@@ -129,6 +135,15 @@ impl PackWriter {
         self.offset += bytes.len() as u64;
         self.pending.push(bytes);
         self.write_full_parts().await
+    }
+
+    /// A blob of so many bytes came in between and is not written.
+    pub(crate) fn leave_out(&mut self, bytes: u64) {
+        self.left_out = self.left_out.saturating_add(bytes);
+        if self.left_out > LEFT_OUT {
+            self.left_out = 0;
+            self.pending.copy_out();
+        }
     }
 
     async fn append_few(&mut self, bytes: &[u8]) -> Result<()> {

@@ -32,6 +32,12 @@ pub(super) fn memory(bytes: u64) -> Buffer {
     }
 }
 
+/// The bytes, to be shared. A few of them are copied: the client may be slow, or the only one of its
+/// batch may be kept for long, and each would hold megabytes.
+pub(super) fn freeze(memory: Buffer) -> Bytes {
+    if memory.len() < memory.capacity() / 4 { Bytes::copy_from_slice(&memory) } else { memory.freeze() }
+}
+
 /// Frames that came since the last hashing task began, and the one that is coming.
 #[derive(Default)]
 pub(super) struct Batch {
@@ -143,7 +149,7 @@ impl Batch {
     /// Takes the frames out of the memory that is in use. No frame is coming.
     fn seal(&mut self) {
         let Some(memory) = self.memory.take() else { return };
-        let bytes = memory.freeze();
+        let bytes = freeze(memory);
         let whole = |inside: Inside| {
             let Inside { header, position, range, checksum } = inside;
             let payload: Vec<Bytes> = if range.is_empty() { Vec::new() } else { vec![bytes.slice(range)] };
@@ -287,6 +293,23 @@ mod tests {
             let (found, result) = runtime().block_on(verified(&stream, 300_000, 1000));
             prop_assert_eq!(found, frames[..wrong].iter().map(|(digest, _)| *digest).collect::<Vec<_>>());
             prop_assert!(matches!(&result, Err(Error::Frame { digest: named, .. }) if *named == digest), "{result:?}");
+        }
+    }
+
+    #[test]
+    fn a_few_bytes_that_were_taken_out_hold_no_megabytes() {
+        for (len, is_copied) in [(2000, true), (500_000, true), (600_000, false)] {
+            let raw = vec![7_u8; len];
+            let digest = Digest::sha256(&raw);
+            let header = Header { codec: Codec::Raw, kind: Kind::Blob, digest, raw_len: len as u64, stored_len: len as u64 };
+            let mut batch = Batch::default();
+            batch.begin(header, 0);
+            batch.append(&raw);
+            let place = batch.memory.as_ref().unwrap().as_ptr();
+            batch.finish(crc32c::crc32c(&raw));
+            let (wholes, _) = batch.take();
+            assert_eq!(wholes[0].payload, [raw]);
+            assert_eq!(wholes[0].payload[0].as_ptr() != place, is_copied, "{len}");
         }
     }
 

@@ -4,7 +4,7 @@
 //! Encoded frames are decoded behind one another into memory that is used again. Only a digest that
 //! both implementations of SHA-256 find wrong refuses a frame.
 
-use super::batch::{LARGE, SHARED, memory};
+use super::batch::{LARGE, SHARED, freeze, memory};
 use super::{Sink, Whole};
 use crate::error::{Error, Result};
 use pfr_schema::codec::{self, Codec};
@@ -128,7 +128,7 @@ impl Opening<'_> {
 
     /// Gives the frames their raw bytes out of the memory that is in use.
     fn seal(&mut self) {
-        let bytes = std::mem::replace(&mut self.memory, memory(0)).freeze();
+        let bytes = freeze(std::mem::replace(&mut self.memory, memory(0)));
         for (number, place) in self.inside.drain(..) {
             self.frames[number].raw = Some(bytes.slice(place));
         }

@@ -3,7 +3,7 @@
 
 use crate::error::{Error, Result};
 use parking_lot::Mutex;
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 use std::collections::HashMap;
@@ -63,6 +63,27 @@ impl Folders {
         open.filesystems.values().try_for_each(|folder| {
             rustix::fs::syncfs(&**folder).map_err(|errno| Error::io("sync the file system of", &self.path)(errno.into()))
         })
+    }
+
+    /// Looks whether the directories that are open still have their names.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] if one does not: what was written into it is not below the root.
+    pub fn check_places(&self) -> Result<()> {
+        for (at, folder) in &self.open.lock().kept {
+            let path = || self.path.join(at);
+            let held = rustix::fs::fstat(&**folder).map_err(|errno| Error::io("look at", &path())(errno.into()))?;
+            let is_same = match rustix::fs::statat(&*self.root, at.as_path(), AtFlags::SYMLINK_NOFOLLOW) {
+                Ok(found) => (found.st_dev, found.st_ino) == (held.st_dev, held.st_ino),
+                Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => false,
+                Err(errno) => return Err(Error::io("look at", &path())(errno.into())),
+            };
+            if !is_same {
+                let reason = "was moved or replaced while files were written into it; pull again".into();
+                return Err(Error::Refused { path: path(), reason });
+            }
+        }
+        Ok(())
     }
 
     fn walk(&self, relative: &Path, make: bool) -> Result<Option<Arc<OwnedFd>>> {
