@@ -242,12 +242,51 @@ impl Store {
     /// Whether a change that was refused for want of a signature is to be made again, with what
     /// `signed` says then.
     pub(crate) async fn is_signed_after_all(&self, refused: Option<&Error>, signed: &mut Option<Signed>) -> Result<bool> {
-        let Some(Error::SignatureRequired { repository, digest, .. }) = refused else { return Ok(false) };
-        let found = self.policies_satisfied(repository, digest).await?;
+        let Some(Error::SignatureRequired { repository, tag, digest, .. }) = refused else { return Ok(false) };
+        let mut found = self.policies_satisfied(repository, digest).await?;
+        if let Some(before) = signed.as_ref().filter(|before| before.version == found.version) {
+            found.replaced.clone_from(&before.replaced);
+        }
+        if let Some(snapshot) = signature::signed_by(tag)
+            && let Some(there) = self.metadata.manifest(repository.clone(), ManifestName::Tag(tag.clone())).await?
+            && !found.replaced.contains(&there.digest)
+            && self.keeps_signers(repository, &snapshot, &there.digest, digest).await?
+        {
+            found.replaced.push(there.digest);
+        }
         // With the same policies the transaction says the same again, unless it knows more.
-        let again = signed.as_ref() != Some(&found) && !found.policies.is_empty();
+        let again = signed.as_ref() != Some(&found) && !(found.policies.is_empty() && found.replaced.is_empty());
         *signed = Some(found);
         Ok(again)
+    }
+
+    /// Whether a manifest has a signature by each key of a policy that signed in the one at the tag
+    /// of a snapshot's signatures. One about another snapshot has none that counts, and could not
+    /// be added to.
+    #[boxed]
+    async fn keeps_signers(&self, repository: &RepositoryName, snapshot: &Digest, there: &Digest, new: &Digest) -> Result<bool> {
+        let keys = self.policy_keys(repository).await?;
+        let before = self.signers_in(repository, snapshot, there, &keys).await?;
+        if before.is_empty() {
+            return Ok(true);
+        }
+        let after = self.signers_in(repository, snapshot, new, &keys).await?;
+        Ok(before.iter().all(|key| after.contains(key)))
+    }
+
+    async fn signers_in(
+        &self,
+        repository: &RepositoryName,
+        snapshot: &Digest,
+        manifest: &Digest,
+        keys: &[PublicKey],
+    ) -> Result<Vec<PublicKey>> {
+        if !self.is_about(manifest, snapshot).await? {
+            return Ok(Vec::new());
+        }
+        let layers = self.signature_layers(manifest).await?;
+        let signed = self.signed(repository, snapshot, layers, keys).await?;
+        Ok(signed.iter().filter_map(|one| Some(one.by?.key)).collect())
     }
 
     /// The policies that hold now, and for which a manifest has a good signature.
@@ -260,7 +299,7 @@ impl Store {
         let check = move || {
             let here = policies.policies.into_iter().filter(|policy| policy.repositories.matches(repository.as_str()));
             let satisfied = here.filter(|policy| signatures.iter().any(|one| signer(one, &digest, &policy.keys).is_some()));
-            Signed { version, policies: satisfied.map(|policy| policy.name).collect() }
+            Signed { version, policies: satisfied.map(|policy| policy.name).collect(), replaced: Vec::new() }
         };
         tokio::task::spawn_blocking(check).await.map_err(|e| Error::Internal(e.to_string()))
     }

@@ -172,7 +172,7 @@ pub(super) async fn put_tags_at<T: Tx>(
             writes.push((tag, found));
         }
     }
-    let put: Vec<&Tag> = writes.iter().map(|(tag, _)| *tag).collect();
+    let put: Vec<(&Tag, Option<Digest>)> = writes.iter().map(|(tag, found)| (*tag, found.map(|found| found.digest))).collect();
     signing::must_be_signed(tx, name, &target.digest, &put, allowed.signed).await?;
     if !allowed.overrides {
         let moved: Vec<&Tag> = writes.iter().filter(|(_, found)| found.is_some()).map(|(tag, _)| *tag).collect();

@@ -5,6 +5,7 @@ use super::tx::{Fail, Outcome, Tx};
 use super::{AuditEntry, Signed, Signing, audit_log};
 use crate::error::Error;
 use pfr_schema::api::SigningPolicies;
+use pfr_schema::signature::signed_by;
 use pfr_schema::{Digest, RepositoryName, Tag};
 
 pub(super) async fn signing<T: Tx>(tx: &mut T) -> Outcome<Signing> {
@@ -22,12 +23,16 @@ pub(super) async fn set<T: Tx>(tx: &mut T, policies: &SigningPolicies, audit: Op
     audit_log::note(tx, audit, true, |_| ()).await
 }
 
-/// Refuses to put tags of which one needs a signature that the manifest is not known to have.
+/// Refuses to put tags of which one needs a signature that the manifest is not known to have. Each
+/// comes with the manifest that it points at.
+///
+/// A tag of signatures needs none. But where a policy holds, whatever is there is replaced only by
+/// what is known to lose no signature that counts: the right to push must not hide them.
 pub(super) async fn must_be_signed<T: Tx>(
     tx: &mut T,
     repository: &RepositoryName,
     digest: &Digest,
-    tags: &[&Tag],
+    tags: &[(&Tag, Option<Digest>)],
     signed: Option<&Signed>,
 ) -> Outcome<()> {
     if tags.is_empty() {
@@ -35,9 +40,15 @@ pub(super) async fn must_be_signed<T: Tx>(
     }
     let Signing { version, policies } = signing(tx).await?;
     // A result by other policies says nothing of these.
-    let satisfied = signed.filter(|signed| signed.version == version).map(|signed| &signed.policies[..]).unwrap_or_default();
-    for tag in tags {
-        if let Some(policy) = policies.of(repository, tag).find(|policy| !satisfied.contains(&policy.name)) {
+    let signed = signed.filter(|signed| signed.version == version);
+    let satisfied = signed.map(|signed| &signed.policies[..]).unwrap_or_default();
+    let replaced = signed.map(|signed| &signed.replaced[..]).unwrap_or_default();
+    for (tag, found) in tags {
+        let policy = match found.filter(|found| signed_by(tag).is_some() && !replaced.contains(found)) {
+            Some(_) => policies.policies.iter().find(|policy| policy.repositories.matches(repository.as_str())),
+            None => policies.of(repository, tag).find(|policy| !satisfied.contains(&policy.name)),
+        };
+        if let Some(policy) = policy {
             let (repository, tag, policy) = (repository.clone(), (*tag).clone(), policy.name.clone());
             return Err(Error::SignatureRequired { repository, tag, digest: *digest, policy }.into());
         }

@@ -30,6 +30,7 @@ on_backends!([sqlite = SqliteDisk, postgres = PostgresDisk]:
     what_is_no_signature_costs_a_reader_no_more_than_signatures_do,
     a_signature_replaces_no_signatures_of_another_snapshot,
     the_key_of_a_policy_finds_a_place_among_signatures_by_others,
+    a_pusher_cannot_put_another_image_in_the_place_of_a_policys_signature,
 );
 
 fn key() -> PrivateKey {
@@ -239,7 +240,7 @@ async fn a_tag_is_put_only_on_what_a_key_of_each_policy_has_signed(backend: Back
     // Policies that change between the check and the transaction: the check is made again.
     let version = rig.metadata.signing().await.unwrap().version;
     set(&*rig.metadata, policies).await;
-    let known = Some(pfr_store::Signed { version, policies: vec!["team".into()] });
+    let known = Some(pfr_store::Signed { version, policies: vec!["team".into()], replaced: vec![] });
     let change = NameChange::PutTags { snapshot: first, moves: vec![TagMove { tag: tag("prod"), expected: None }] };
     let old = rig.metadata.change_names(repository(), change, None, rig.options().lease, None, known).await.unwrap_err();
     assert_eq!(old.code(), ErrorCode::SignatureRequired, "what was found by other policies says nothing");
@@ -535,5 +536,44 @@ async fn the_key_of_a_policy_finds_a_place_among_signatures_by_others(backend: B
     let refused = rig.store.add_signatures(&repository(), &digest, &[pusher.sign(digest, &repository(), 600_000)]).await.unwrap_err();
     assert!(refused.to_string().contains("at most 100"), "{refused}");
     assert!(is_signed_by(&rig.store, &digest, &operator).await);
+    assert_eq!(rig.metadata.audit(false).await.unwrap().wrong, 0);
+}
+
+async fn a_pusher_cannot_put_another_image_in_the_place_of_a_policys_signature(backend: Backend) {
+    let rig = Rig::still(backend, Options::default()).await;
+    let s = snapshot(&[1], vec![]);
+    push(&rig.store, &s, "a").await.unwrap();
+    let (digest, operator, second, pusher) = (s.manifest.digest, key(), key(), key());
+    let keys = json!([operator.public(), second.public()]);
+    set(&*rig.metadata, json!([{"name": "v", "repositories": "*", "tags": ["v*"], "keys": keys}])).await;
+    // What is there before the operator signs keeps nothing from that.
+    as_cosign_does(&rig.store, digest, &pusher.sign(digest, &repository(), 1)).await;
+    sign(&rig.store, &operator, digest).await.unwrap();
+    sign(&rig.store, &second, digest).await.unwrap();
+    let at = signature::tag_of(&digest).unwrap();
+    let put = async |subject: Digest, signers: &[&PrivateKey]| {
+        let new: Vec<NewSignature> = signers.iter().map(|key| key.sign(digest, &repository(), 2000)).collect();
+        for one in &new {
+            put_blob(&rig.store, one.payload.as_bytes()).await;
+        }
+        let (manifest, config) = signature::manifest(subject, 1, &new.iter().map(Layer::of).collect::<Vec<_>>());
+        put_blob(&rig.store, &config).await;
+        rig.store.put_image(&repository(), manifest, None, vec![at.clone()]).await
+    };
+    let too_few: [&[&PrivateKey]; 3] = [&[], &[&pusher], &[&pusher, &operator]];
+    for signers in too_few {
+        let refused = put(digest, signers).await.unwrap_err();
+        assert_eq!(refused.code(), ErrorCode::SignatureRequired, "{refused}");
+    }
+    let elsewhere = put(Digest::sha256(b"another"), &[&operator, &second]).await.unwrap_err();
+    assert_eq!(elsewhere.code(), ErrorCode::SignatureRequired, "no signature could be added to it");
+    assert!(is_signed_by(&rig.store, &digest, &operator).await && is_signed_by(&rig.store, &digest, &second).await);
+    // Signatures by all of the keys may come in another manifest, and others may be added.
+    put(digest, &[&second, &operator]).await.unwrap();
+    sign(&rig.store, &pusher, digest).await.unwrap();
+    rig.store.put_tag(&repository(), tag("v1"), digest, None).await.unwrap();
+    // Without a policy any image may have the tag.
+    set(&*rig.metadata, json!([])).await;
+    put(digest, &[&pusher]).await.unwrap();
     assert_eq!(rig.metadata.audit(false).await.unwrap().wrong, 0);
 }

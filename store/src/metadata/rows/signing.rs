@@ -1,5 +1,6 @@
 //! Signing policies, and what is known to satisfy them.
 
+use pfr_schema::Digest;
 use pfr_schema::api::SigningPolicies;
 
 /// The signing policies of a domain as they are set.
@@ -19,4 +20,7 @@ pub struct Signed {
     pub version: u64,
     /// The names of those that it satisfies.
     pub policies: Vec<String>,
+    /// Manifests that it may replace at the tags of signatures: it has a signature by each key of a
+    /// policy that signed there.
+    pub replaced: Vec<Digest>,
 }
