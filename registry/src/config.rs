@@ -254,7 +254,7 @@ settings! {
     /// info].
     log: String = "info".to_owned(), "PF_REGISTRY_LOG", "FILTER";
     /// Collector that traces are sent to over OTLP/HTTP, `http(s)://HOST:PORT` [default: none].
-    /// Like the two that follow it wins over the standard variable, here OTEL_EXPORTER_OTLP_ENDPOINT.
+    /// Like the next two it wins over the standard variable, here OTEL_EXPORTER_OTLP_ENDPOINT.
     otlp_endpoint: String = String::new(), "PF_REGISTRY_OTLP_ENDPOINT", "URL";
     /// Headers of the requests to it, `NAME=VALUE,NAME=VALUE` [default: none]. Better given by the
     /// environment or the file: command lines can be read by everyone on the machine.

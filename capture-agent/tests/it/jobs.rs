@@ -265,12 +265,13 @@ async fn an_agent_with_an_unfinished_job_starts_on_a_full_disk() {
         assert_eq!(refused.code(), ErrorCode::StorageFull, "{refused}");
         drop(agent);
     }
+    drop(filler);
     std::fs::remove_file(disk.path().join("filler")).unwrap();
     let agent = reopened(&settings).await;
     assert_eq!(agent.jobs().get("one").unwrap().state, JobState::Interrupted);
     let written = std::fs::read_to_string(disk.path().join("one.json")).unwrap();
     assert!(written.contains("interrupted"), "with space it is written: {written}");
-    drop((agent, filler));
+    drop(agent);
     drop(disk);
     drop(dir);
 }

@@ -30,7 +30,7 @@ _LONGEST_TIMEOUT = 1_000_000.0
 """Seconds; a socket takes about twice as many."""
 
 _SILENCE = 60.0
-"""Seconds after which a stream that says nothing is given up: a registry says something every 15."""
+"""Seconds after which a stream that says nothing is given up: registries speak every 15."""
 
 _PIECE = 64 << 10
 """Bytes of a stream that are read at a time."""

@@ -208,7 +208,7 @@ class Events(Case):
         return [next(found).id for _ in range(count)]
 
     def test_a_stream_that_is_cut_goes_on_after_the_last_id(self) -> None:
-        # The second answer ends within an event, the third is orderly, and the fourth only says an id.
+        # The second answer ends within an event, the third is orderly, the fourth only says an id.
         status, _, text = events(event(2), event(3))
         cut: Answer = (status, {"content-type": "text/event-stream", "content-length": "5000"}, text[:-9])
         later = problem(503, "unavailable", True)

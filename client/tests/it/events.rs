@@ -91,7 +91,7 @@ async fn the_command_prints_each_event_and_goes_on_behind_an_id() {
     let middle = lines[0]["id"].as_str().unwrap();
     let text = run(&["--after", middle]);
     assert!(text.contains("  tagged     team/agent:a  ") && !text.contains("pushed"), "{text}");
-    let again = format!("`pf events --after {} --registry {}` goes on from here", lines[1]["id"].as_str().unwrap(), registry.url);
+    let again = format!("`pf events --once --after {} --registry {}` goes on from here", lines[1]["id"].as_str().unwrap(), registry.url);
     assert!(text.contains(&again), "{text}");
     assert_eq!(run(&["--json", "--after", &start, "other/*"]), "");
     assert_eq!(run(&["--json", "--after", &start, "--kind", "deleted"]), "");

@@ -437,6 +437,17 @@ async fn an_address_where_a_reference_is_expected_gets_a_tip_that_runs_as_printe
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn the_end_of_the_events_says_how_to_go_on() {
+    let world = World::new().await;
+    let way = Way { place: Place::ConfiguredRegistry, prefix: String::new(), flags: Vec::new(), environment: Vec::new() };
+    let (code, text) = world.pf(&way, &["events", "team/*", "--once"]);
+    assert_eq!(code, 0, "{text}");
+    let [command] = &commands(&["commands/events.rs run events"], &text)[..] else { panic!("one command in {text}") };
+    let (code, seen) = world.paste(command);
+    assert!(code == 0 && !seen.contains("team/"), "nothing has happened since: {command}: {seen}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_hint_about_an_agent_names_its_socket() {
     let world = World::new().await;
     let socket = world.home.path().join("an agent.sock");

@@ -18,6 +18,9 @@ pub async fn run(context: &mut Context, args: Events) -> Result<(), Failure> {
     if let Some(kind) = &kind {
         again = again.arg("--kind").arg(kind.name());
     }
+    if once {
+        again = again.arg("--once");
+    }
     let mut events = context.remote(None)?.events(&EventFilter { repository, kind, after, once });
     while let Some(followed) = events.next().await? {
         match followed {
