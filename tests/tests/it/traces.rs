@@ -162,7 +162,8 @@ fn a_collector_that_hangs_refuses_or_is_away_does_not_hold_up_a_push() {
         let said = String::from_utf8(output.stderr).unwrap();
         assert!(!said.contains("collector") && !said.contains("trace"), "a user has asked for a push: {said}");
     }
-    assert!(!hanging.heads().is_empty() && !refusing.heads().is_empty(), "they were asked");
+    // What was sent may not have been read yet.
+    wait_for("both to be asked", 30, || (!hanging.heads().is_empty() && !refusing.heads().is_empty()).then_some(()));
 }
 
 #[test]

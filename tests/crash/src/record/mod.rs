@@ -72,10 +72,11 @@ impl Recorder {
         locked(&self.0).trace.ops.len()
     }
 
-    /// Whether `is_it` holds for an operation after the first `from` operations.
+    /// The number of the first operation for which `is_it` holds, after the first `from`
+    /// operations.
     #[must_use]
-    pub fn has(&self, from: usize, is_it: impl Fn(&Op) -> bool) -> bool {
-        locked(&self.0).trace.ops.iter().skip(from).any(is_it)
+    pub fn find(&self, from: usize, is_it: impl Fn(&Op) -> bool) -> Option<usize> {
+        locked(&self.0).trace.ops.iter().enumerate().skip(from).find(|(_, op)| is_it(op)).map(|(at, _)| at)
     }
 
     /// The trace.
