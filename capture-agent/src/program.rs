@@ -118,8 +118,11 @@ fn health(config: &Config) -> Result<(), Error> {
 }
 
 fn serve(config: Config) -> Result<(), Error> {
-    let traces = pfr_service::traces::open("pf-agent", &TraceSettings::default()).map_err(|e| Error::Invalid(e.to_string()))?;
-    pfr_service::log::start(config.log_format, &config.log, traces).map_err(|e| Error::Invalid(format!("log: {e}")))?;
+    let opened = pfr_service::traces::open("pf-agent", &TraceSettings::default()).map_err(|e| Error::Invalid(e.to_string()))?;
+    pfr_service::log::start(config.log_format, &config.log, opened.traces).map_err(|e| Error::Invalid(format!("log: {e}")))?;
+    if let Some(error) = opened.refused {
+        tracing::warn!(%error, "no traces are sent");
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime = runtime.map_err(Error::io("start threads"))?;
     let served = runtime.block_on(daemon::serve(config, |config| {

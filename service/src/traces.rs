@@ -61,12 +61,31 @@ impl Traces {
     }
 }
 
-/// Begins the export of spans of `program`, if a collector is named. Nothing is sent yet.
+/// What came of the settings.
+#[derive(Debug, Default)]
+pub struct Opened {
+    /// Spans, if a collector is named.
+    pub traces: Option<Traces>,
+    /// Which standard variable is wrong, so that no spans are exported: for the program to say once.
+    pub refused: Option<TraceError>,
+}
+
+/// Begins the export of spans of `program`, if a collector is named. Nothing is sent yet. The
+/// standard variables may be meant for other programs, and ask for what is not spoken here: then
+/// nothing is exported, and the program goes on.
 ///
 /// # Errors
-/// [`TraceError`] names the variable or setting, and says what was expected. It never quotes a
-/// value: that may hold a password. A process that exports spans already.
-pub fn open(program: &'static str, given: &TraceSettings) -> Result<Option<Traces>, TraceError> {
+/// [`TraceError`] names the setting of ours, and says what was expected. It never quotes a value:
+/// that may hold a password. A process that exports spans already.
+pub fn open(program: &'static str, given: &TraceSettings) -> Result<Opened, TraceError> {
+    match export(program, given) {
+        Ok(traces) => Ok(Opened { traces, refused: None }),
+        Err(error) if error.is_standard() => Ok(Opened { traces: None, refused: Some(error) }),
+        Err(error) => Err(error),
+    }
+}
+
+fn export(program: &'static str, given: &TraceSettings) -> Result<Option<Traces>, TraceError> {
     let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
     let Some(settings) = settings::read(program, given, &variable)? else { return Ok(None) };
     let resource = settings.resource();

@@ -7,6 +7,7 @@ use super::usage;
 use pfr_service::LogFormat;
 use pfr_service::traces::{COMMAND_END, TraceSettings, Traces};
 use std::ffi::OsString;
+use std::io::Write as _;
 use std::process::ExitCode;
 use std::time::Duration;
 use tracing::field::Empty;
@@ -40,11 +41,15 @@ pub fn main<P: Program>() -> ExitCode {
         Ok(program) => program,
         Err(code) => return code,
     };
-    let traces = match pfr_service::traces::open("pf", &TraceSettings::default()) {
-        Ok(traces) => traces,
+    let opened = match pfr_service::traces::open("pf", &TraceSettings::default()) {
+        Ok(opened) => opened,
         Err(error) => return Failure::usage(error.to_string()).report(json),
     };
-    start_log(traces);
+    if let Some(error) = opened.refused {
+        // A closed standard error is no reason to refuse a command.
+        let _ = writeln!(std::io::stderr(), "no traces are sent: {error}");
+    }
+    start_log(opened.traces);
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return Failure::bug(format!("cannot start worker threads: {error}")).report(json),

@@ -168,8 +168,11 @@ impl Settings {
     /// Reads the settings, and starts the log and the export of traces.
     fn load(self) -> Result<Config, Error> {
         let config = Config::load(self.config.as_deref(), *self.overrides)?;
-        let traces = pfr_service::traces::open("pf-registry", &config.trace_settings()).map_err(crate::config::SettingsError::Traces)?;
-        pfr_service::log::start(config.log_format, &config.log, traces).map_err(crate::config::SettingsError::Filter)?;
+        let opened = pfr_service::traces::open("pf-registry", &config.trace_settings()).map_err(crate::config::SettingsError::Traces)?;
+        pfr_service::log::start(config.log_format, &config.log, opened.traces).map_err(crate::config::SettingsError::Filter)?;
+        if let Some(error) = opened.refused {
+            tracing::warn!(%error, "no traces are sent");
+        }
         Ok(config)
     }
 

@@ -46,6 +46,12 @@ pub struct TraceError {
 }
 
 impl TraceError {
+    /// Whether a variable is wrong that is meant for every program of the machine: that is no reason
+    /// to refuse the work of this one.
+    pub(super) fn is_standard(&self) -> bool {
+        self.setting.starts_with("OTEL_")
+    }
+
     pub(super) fn new(setting: &'static str, reason: impl Into<String>) -> Self {
         Self { setting, reason: reason.into() }
     }

@@ -183,6 +183,20 @@ fn dropped_spans_are_counted_and_said_once() {
 }
 
 #[test]
+fn variables_for_other_programs_are_said_once_and_hold_up_nothing() {
+    let grpc: &[(&str, &str)] = &[(ENDPOINT, "http://127.0.0.1:1"), ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")];
+    let password: &[(&str, &str)] = &[(ENDPOINT, "http://user:hush@host")];
+    for (variables, name) in [(grpc, "OTEL_EXPORTER_OTLP_PROTOCOL: expected http/protobuf"), (password, "http://HOST:PORT")] {
+        let registry = registry_with(variables, &[]);
+        let of_command = String::from_utf8(run(&Pf::new(&registry.url()), &["ls"], variables).stderr).unwrap();
+        for said in [of_command, registry.log()] {
+            assert_eq!(said.matches("no traces are sent").count(), 1, "{said}");
+            assert!(said.contains(name) && !said.contains("hush"), "{said}");
+        }
+    }
+}
+
+#[test]
 fn a_malformed_parent_is_ignored_and_the_request_begins_a_trace() {
     let collector = Collector::start(Manner::Take);
     let registry = registry_with(&[(ENDPOINT, collector.url.as_str())], &[]);
@@ -196,13 +210,13 @@ fn a_malformed_parent_is_ignored_and_the_request_begins_a_trace() {
 }
 
 #[test]
-fn a_bad_endpoint_is_refused_by_name_and_switches_turn_traces_off() {
+fn a_bad_setting_is_refused_by_name_and_switches_turn_traces_off() {
     let registry = Registry::start();
     let pf = Pf::new(&registry.url());
-    let refused = pf.command(&["ls"]).env(ENDPOINT, "http://user:hush@host").output().unwrap();
+    let refused = pf.command(&["ls"]).env(ENDPOINT, "http://127.0.0.1:1").env("PF_TRACE_FILTER", "hush=hush=hush").output().unwrap();
     let said = String::from_utf8(refused.stderr).unwrap();
     assert_eq!(refused.status.code(), Some(1), "{said}");
-    assert!(said.contains(ENDPOINT) && said.contains("http://HOST:PORT") && !said.contains("hush"), "{said}");
+    assert!(said.contains("PF_TRACE_FILTER: expected a level") && !said.contains("hush"), "{said}");
     let refused = Command::new(binary("pf-registry"))
         .args(["serve", "--listen", "127.0.0.1:0", "--otlp-endpoint", "hush", "--data"])
         .arg(pf.path("data"))
