@@ -1,4 +1,4 @@
-//! A directory as an object store. A part of an upload is one write.
+//! A directory as an object store, which writes parts of uploads in aligned pieces.
 //!
 //! `object_store` writes each piece of a part with a call of its own: each header, payload and
 //! checksum of a frame. Here pieces are joined: a write ends at a multiple of [`WRITE`].
