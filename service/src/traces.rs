@@ -66,7 +66,7 @@ impl Traces {
 pub struct Opened {
     /// Spans, if a collector is named.
     pub traces: Option<Traces>,
-    /// Which standard variable is wrong, so that no spans are exported: for the program to say once.
+    /// Which standard variable is wrong, so that no spans are exported: the program says it once.
     pub refused: Option<TraceError>,
 }
 

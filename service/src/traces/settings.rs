@@ -46,8 +46,8 @@ pub struct TraceError {
 }
 
 impl TraceError {
-    /// Whether a variable is wrong that is meant for every program of the machine: that is no reason
-    /// to refuse the work of this one.
+    /// Whether a variable is wrong that is meant for every program of the machine: that is no
+    /// reason to refuse the work of this one.
     pub(super) fn is_standard(&self) -> bool {
         self.setting.starts_with("OTEL_")
     }

@@ -27,7 +27,7 @@ use tokio::runtime::Handle;
 
 /// Bytes of a part, at whose multiples parts begin and end. Few enough to lie in the processor's
 /// cache until they are written.
-pub(super) const PART: usize = 1 << 20;
+pub(super) const PART: usize = 2 << 20;
 /// No write passes a multiple of so many bytes. Larger ones make the page cache take larger pieces
 /// of memory: twice as fast where they are at hand, but on virtual machines that give free memory
 /// back to their host it takes twice as long (decision 64).

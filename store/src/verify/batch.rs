@@ -32,8 +32,8 @@ pub(super) fn memory(bytes: u64) -> Buffer {
     }
 }
 
-/// The bytes, to be shared. A few of them are copied: the client may be slow, or the only one of its
-/// batch may be kept for long, and each would hold megabytes.
+/// The bytes, to be shared. A few of them are copied: the client may be slow, or the only one of
+/// its batch may be kept for long, and each would hold megabytes.
 pub(super) fn freeze(memory: Buffer) -> Bytes {
     if memory.len() < memory.capacity() / 4 { Bytes::copy_from_slice(&memory) } else { memory.freeze() }
 }
