@@ -32,7 +32,7 @@ pub(super) fn span_of(request: &Request, route: &str, path: &str, id: &str) -> S
     span
 }
 
-/// A method, if it is one of those that there are: clients may send any word.
+/// The method, or `_OTHER` for one that HTTP does not define: a client may send any word.
 pub(super) fn known(method: &str) -> &'static str {
     ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"].into_iter().find(|known| *known == method).unwrap_or("_OTHER")
 }

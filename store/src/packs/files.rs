@@ -29,8 +29,8 @@ use tokio::runtime::Handle;
 /// cache until they are written.
 pub(super) const PART: usize = 2 << 20;
 /// No write passes a multiple of so many bytes. Larger ones make the page cache take larger pieces
-/// of memory: twice as fast where they are at hand, but on virtual machines that give free memory
-/// back to their host it takes twice as long (decision 64).
+/// of memory: half of the processor time apart, and twice as much in whole pulls on a virtual
+/// machine (decision 64).
 const WRITE: u64 = 64 << 10;
 
 /// The objects of a directory, with fsync.
