@@ -1,11 +1,14 @@
 //! `pf` and `pf-registry`, as processes on loopback, as a user runs them: once for each setting of
-//! `--compression`, and once with an encrypted domain.
+//! `--compression`, and once with an encrypted domain. What an agent does is done in this process.
+
+mod memory;
 
 use super::{Contender, Found, Programs};
 use crate::Result;
 use crate::meter::{Meter, Reported, Step};
 use crate::usage::{Server, run};
 use crate::workload::{Workload, empty_dir, warm_dir};
+use memory::Host;
 use pfr_schema::codec::Compression;
 use serde::Deserialize;
 use std::ffi::OsStr;
@@ -139,6 +142,8 @@ impl Contender for Pf {
         empty_dir(&dir.join("store"))?;
         step(meter, Step::PullDir, "unused", &["pull".as_ref(), "bench/w:base".as_ref(), dir.join("pulled").as_os_str()])?;
         empty_dir(&dir.join("pulled"))?;
+        let mut host = Host::open(&dir.join("host"))?;
+        meter.measure(Step::GetVerified, raw, dir, &servers, || host.get(&url, "bench/w:base", &workload.base.blobs))?;
         workload.base.warm()?;
         step(meter, Step::PushFork, "unused", &["push".as_ref(), fork, "bench/w:fork".as_ref()])?;
         step(meter, Step::Repush, "unused", &["push".as_ref(), base, "bench/w:base".as_ref()])
