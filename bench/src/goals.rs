@@ -68,6 +68,8 @@ pub enum Fact {
     ColdRatio,
     /// Digests a second that `missing` answers on SQLite, the slower of having and lacking.
     Missing,
+    /// The time to commit the 12th fork of an agent of 380,000 tokens over that for a small agent.
+    TwelfthFork,
     /// Objects a second that a collection deletes on SQLite, in the slowest store.
     Swept,
     /// Milliseconds for statistics of 1,000 forks.
@@ -89,7 +91,7 @@ impl Fact {
         match self {
             Self::HotEncode | Self::HotDecode => "pf-bench codecs measures it, with AVX-512",
             Self::HotRatio | Self::ColdRatio => "pf-bench codecs measures it",
-            Self::Missing => "pf-bench store measures it",
+            Self::Missing | Self::TwelfthFork => "pf-bench store measures it",
             Self::Swept => "pf-bench gc measures it",
             Self::Ui => "pf-bench ui measures it",
             Self::Statistics | Self::Match => "pf-bench requests measures it",
@@ -145,7 +147,8 @@ pub const GOALS: &[Goal] = &[
     goal("push of a fork, 1 % new", BOTH, AtMost(6.0), "requests", Measure::Requests(Step::PushFork)),
     fact("unchanged push of 200,000 pages", AtMost(0.3), "CPU-s", Fact::UnchangedPush),
     elsewhere("16 clients push the same snapshot", AtMost(1.3), "× its bytes", "the test herd::long demands it"),
-    elsewhere("the 12th fork of 380,000 tokens", AtMost(1.0), "× the time for a small one", NOTHING),
+    // Equal times differ a little by chance.
+    fact("commit of the 12th fork of 380,000 tokens", AtMost(1.1), "× the time for a small one", Fact::TwelfthFork),
     goal("push", BOTH, AtLeast(8.0), "× docker-registry's speed", Measure::Speed(Step::Push, ("docker-registry", Step::Push))),
     goal(
         "pull into a directory",
