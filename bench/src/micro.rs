@@ -24,6 +24,10 @@ pub struct Args {
     /// Objects in the metadata
     #[arg(long, default_value_t = OBJECTS)]
     objects: usize,
+    /// Look up and insert on a PostgreSQL server as well, which is started for it and removed; its
+    /// programs must be installed
+    #[arg(long)]
+    postgres: bool,
     /// Pages whose bytes are moved: 360,448 bytes each
     #[arg(long, default_value_t = 2048)]
     pages: usize,
@@ -56,9 +60,12 @@ pub fn run(args: &Args) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
         let mut facts = Vec::new();
-        let missing = metadata::run(&disk, args.objects, args.rounds).await?;
+        let mut missing = vec![(Fact::Missing, metadata::sqlite(&disk, args.objects, args.rounds).await?)];
+        if args.postgres {
+            missing.push((Fact::MissingPostgres, metadata::postgres(args.objects, args.rounds).await?));
+        }
         if args.objects >= OBJECTS {
-            facts.push((Fact::Missing, missing));
+            facts.extend(missing);
         }
         bytes::run(&args.tmpfs, args.pages, args.rounds).await?;
         commits::run(&disk, args.fork_pages, args.rounds).await?;

@@ -1,11 +1,12 @@
-//! Metadata on SQLite: inserts and look-ups at size.
+//! Metadata: inserts and look-ups at size, on SQLite and on PostgreSQL.
 
 use super::{line, timed};
 use crate::Result;
 use pfr_schema::codec::Codec;
 use pfr_schema::frame::Header;
 use pfr_schema::{Digest, Kind};
-use pfr_store::{Clock, NewFrame, PackSizes, PushId, SqliteMetadata};
+use pfr_store::{Clock, Metadata, NewFrame, PackSizes, PostgresMetadata, PostgresOptions, PushId, SqliteMetadata};
+use pfr_testkit::postgres::Cluster;
 use std::path::Path;
 use std::time::Duration;
 
@@ -15,10 +16,23 @@ const PACK: usize = 372;
 const ASKED: usize = 50_000;
 const LEASE: Duration = Duration::from_secs(3600);
 
-/// Returns how many digests a second `missing` answers, the slower of having and lacking.
-pub async fn run(disk: &Path, objects: usize, rounds: usize) -> Result<f64> {
+/// On SQLite, in a file below `disk`. Returns how many digests a second `missing` answers, the
+/// slower of having and lacking.
+pub async fn sqlite(disk: &Path, objects: usize, rounds: usize) -> Result<f64> {
     let dir = tempfile::tempdir_in(disk)?;
     let metadata = SqliteMetadata::open(&dir.path().join("metadata.sqlite"), Clock::system()).await?;
+    measure(&*metadata, "SQLite", objects, rounds).await
+}
+
+/// The same on a PostgreSQL server of its own, which syncs as in production. Its files are in the
+/// system's temporary directory until this returns.
+pub async fn postgres(objects: usize, rounds: usize) -> Result<f64> {
+    let cluster = tokio::task::spawn_blocking(Cluster::start).await?;
+    let metadata = PostgresMetadata::connect(&cluster.create_database(), PostgresOptions::default()).await?;
+    measure(&*metadata, "PostgreSQL", objects, rounds).await
+}
+
+async fn measure(metadata: &dyn Metadata, on: &str, objects: usize, rounds: usize) -> Result<f64> {
     let push = PushId("bench".into());
     metadata.open_push(push.clone(), "bench/w".parse()?, LEASE).await?;
     let digest = |number: usize| Digest::sha256(&number.to_le_bytes());
@@ -37,7 +51,7 @@ pub async fn run(disk: &Path, objects: usize, rounds: usize) -> Result<f64> {
             (seconds, inserted) = (0.0, 0);
         }
     }
-    line(&format!("insert through finish_pack, {PACK} objects a transaction, fsync each, up to {objects} objects"), &insert, "objects/s");
+    line(&format!("{on}: insert through finish_pack, {PACK} a transaction, fsync each, up to {objects} objects"), &insert, "objects/s");
     let mut slowest = f64::MAX;
     for (what, first) in [("of which it has all", 0), ("of which it has none", objects)] {
         let mut speeds = Vec::new();
@@ -50,7 +64,7 @@ pub async fn run(disk: &Path, objects: usize, rounds: usize) -> Result<f64> {
             let (took, _) = timed(metadata.missing(push.clone(), wanted, LEASE)).await?;
             speeds.push(count / took);
         }
-        slowest = slowest.min(line(&format!("missing, {ASKED} digests asked among {objects}, {what}"), &speeds, "digests/s"));
+        slowest = slowest.min(line(&format!("{on}: missing, {ASKED} digests asked among {objects}, {what}"), &speeds, "digests/s"));
     }
     Ok(slowest)
 }
