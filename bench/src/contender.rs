@@ -86,6 +86,11 @@ pub fn sibling(name: &str) -> Result<PathBuf> {
     Ok(std::env::current_exe()?.with_file_name(name))
 }
 
+/// The program that an argument names, or that lies beside this one.
+pub fn program(given: Option<&Path>, name: &str) -> Result<PathBuf> {
+    given.map_or_else(|| sibling(name), |path| Ok(path.to_owned()))
+}
+
 /// A free port on loopback.
 fn free_port() -> Result<u16> {
     Ok(std::net::TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port())

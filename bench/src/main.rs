@@ -8,6 +8,7 @@
 //! requests  requests whose time must not grow with the store              micro/requests
 //! pages     what grows with the number of pages: time, memory             pages
 //! ui        the pages of a registry's UI, with a thousand forks           micro/ui
+//! company   a registry with many clients at once: its memory              company/*
 //! codecs    encode, decode and ratio of the tensor codecs                 codecs
 //! capture   how long an engine is paused, and how many bytes move         capture, agents
 //! restore   restores of pages that a host lacks, beside a pull before     restore, agents
@@ -22,6 +23,7 @@
 mod agents;
 mod capture;
 mod codecs;
+mod company;
 mod contender;
 mod floor;
 mod gc;
@@ -73,6 +75,8 @@ enum Command {
     Pages(pages::Args),
     /// Pages of a registry's UI, with a thousand forks of an agent
     Ui(micro::ui::Args),
+    /// A registry with many clients at once: its memory
+    Company(company::Args),
     /// Tensor codecs on real pages, beside zstd and a plain copy
     Codecs(codecs::Args),
     /// Capture and restore of an engine, by length of the session
@@ -99,6 +103,7 @@ fn main() -> ExitCode {
         Command::Requests(args) => micro::requests::run(&args),
         Command::Pages(args) => pages::run(&args),
         Command::Ui(args) => micro::ui::run(&args),
+        Command::Company(args) => company::run(&args),
         Command::Codecs(args) => codecs::run(&args),
         Command::Capture(args) => capture::run(&args),
         Command::Restore(args) => restore::run(&args),

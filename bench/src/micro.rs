@@ -82,7 +82,7 @@ pub fn run(args: &Args) -> Result<()> {
 }
 
 /// Prints a line of the table. Returns the median.
-fn line(what: &str, values: &[f64], unit: &str) -> f64 {
+pub fn line(what: &str, values: &[f64], unit: &str) -> f64 {
     let spread = crate::report::Spread::of(values.iter().copied()).unwrap_or_default();
     println!("| {what} | {} {unit} | {}–{} |", short(spread.median), short(spread.min), short(spread.max));
     spread.median

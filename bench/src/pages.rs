@@ -2,17 +2,16 @@
 //! client, and the time of verify, push and pull, for snapshots of many small pages.
 
 use crate::Result;
-use crate::contender::pf::serve;
-use crate::contender::sibling;
+use crate::contender::pf::{client, serve};
+use crate::contender::program;
 use crate::goals::{self, Fact};
 use crate::machine::describe;
 use crate::report::Spread;
-use crate::usage::{Watch, run as run_command};
+use crate::usage::{Watch, mib, run as run_command};
 use pfr_testkit::directory;
 use pfr_testkit::snapshot::Shape;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Instant;
 
 /// The sizes that the goals are for.
@@ -86,8 +85,7 @@ pub fn run(args: &Args) -> Result<()> {
     let disk = args.dir.clone().unwrap_or_else(std::env::temp_dir);
     let machine = describe(&[("disk", &disk)]);
     println!("{} × {}, {}; {:?}\n", machine.cores, machine.cpu, machine.kernel, machine.file_systems);
-    let program = |given: &Option<PathBuf>, name: &str| given.clone().map_or_else(|| sibling(name), Ok);
-    let (pf, registry) = (program(&args.pf, "pf")?, program(&args.registry, "pf-registry")?);
+    let (pf, registry) = (program(args.pf.as_deref(), "pf")?, program(args.registry.as_deref(), "pf-registry")?);
     let folder = tempfile::tempdir_in(&disk)?;
     let mut samples = Vec::new();
     for pages in &args.pages {
@@ -124,10 +122,6 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-fn mib(bytes: u64) -> f64 {
-    bytes as f64 / f64::from(1 << 20)
-}
-
 fn spread(samples: &[Sample], pages: u64, step: Step, value: fn(&Sample) -> f64) -> Spread {
     Spread::of(samples.iter().filter(|sample| (sample.pages, sample.step) == (pages, step)).map(value)).unwrap_or_default()
 }
@@ -160,9 +154,8 @@ fn one_round(pf: &Path, registry: &Path, snapshot: &Path, dir: &Path, pages: u64
         };
         // A pull into a directory would take what the store has: it gets an empty one.
         let store = dir.join(if step == Step::PullDirectory { "empty" } else { "store" });
-        let mut command = Command::new(pf);
-        command.env("HOME", dir).env_remove("XDG_CONFIG_HOME").env_remove("XDG_DATA_HOME").env_remove("PF_TOKEN");
-        command.args(["--quiet", "--registry", &url, "--store"]).arg(&store).args(&arguments);
+        let mut command = client(pf, &url, dir, &store);
+        command.args(&arguments);
         let (watch, start) = (Watch::start(&[]), Instant::now());
         let ran = run_command(&mut command)?;
         let (seconds, processor) = (start.elapsed().as_secs_f64(), watch.stop());

@@ -3,7 +3,7 @@
 
 use crate::Result;
 use crate::contender::pf::serve;
-use crate::contender::sibling;
+use crate::contender::program;
 use crate::machine::{Machine, describe};
 use crate::made::{Made, Part, component_bytes};
 use crate::report::{Spread, json};
@@ -98,10 +98,7 @@ pub fn run(args: &Args) -> Result<()> {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let machine = describe(&[]);
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let program = match &args.registry {
-        Some(path) => path.clone(),
-        None => sibling("pf-registry")?,
-    };
+    let program = program(args.registry.as_deref(), "pf-registry")?;
     let shared = ["--database", &args.database, "--storage", &args.storage].map(OsStr::new);
     let mut samples = Vec::new();
     for round in 0..args.rounds {

@@ -2,7 +2,7 @@
 //! change on the machine during the run then affects all of them.
 
 use crate::Result;
-use crate::contender::{self, ALL, Contender, Entry, Programs, sibling};
+use crate::contender::{self, ALL, Contender, Entry, Programs, program, sibling};
 use crate::goals;
 use crate::machine::{cores, describe, file_system};
 use crate::meter::Meter;
@@ -73,10 +73,9 @@ struct Place {
 
 /// Measures all contenders, and grades pf by the goals.
 pub fn run(args: &Args) -> Result<()> {
-    let beside = |given: &Option<PathBuf>, name| given.clone().map_or_else(|| sibling(name), Ok);
     let programs = Programs {
-        pf: beside(&args.pf, "pf")?,
-        pf_registry: beside(&args.pf_registry, "pf-registry")?,
+        pf: program(args.pf.as_deref(), "pf")?,
+        pf_registry: program(args.pf_registry.as_deref(), "pf-registry")?,
         python: args.python.clone(),
         connections: args.common.connections(),
     };

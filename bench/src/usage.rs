@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use std::io::Read as _;
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -124,6 +124,11 @@ pub fn peak_memory(pid: u32) -> Option<u64> {
     trees(&[pid]).iter().filter_map(|process| peak_memory_of(process.pid)).reduce(|sum, own| sum + own)
 }
 
+/// Bytes in MiB.
+pub fn mib(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 20)
+}
+
 /// The output of a client command, and its peak memory.
 pub struct Ran {
     /// Standard output.
@@ -160,11 +165,38 @@ pub fn run(command: &mut Command) -> Result<Ran> {
         (output, watch.join().unwrap_or(0), words.join().unwrap_or_default())
     });
     let output = output?;
-    if !output.status.success() {
-        let program = Path::new(command.get_program()).file_name().unwrap_or_default().to_string_lossy().into_owned();
-        return Err(format!("{program} ended with {}: {}", output.status, words.trim()).into());
-    }
+    succeeded(command, output.status, &words)?;
     Ok(Ran { stdout: output.stdout, peak_memory: peak })
+}
+
+fn succeeded(command: &Command, status: ExitStatus, words: &str) -> Result<()> {
+    if status.success() {
+        return Ok(());
+    }
+    let program = Path::new(command.get_program()).file_name().unwrap_or_default().to_string_lossy().into_owned();
+    Err(format!("{program} ended with {status}: {}", words.trim()).into())
+}
+
+/// Runs client commands at the same time, each to its end. Returns how long each took, in seconds
+/// from their common start. Their memory is not read meanwhile: of many, that would take too much
+/// of the processors.
+///
+/// # Errors
+/// The first that failed, with its words.
+pub fn together(commands: Vec<Command>) -> Result<Vec<f64>> {
+    let start = Instant::now();
+    std::thread::scope(|scope| {
+        let run = |mut command: Command| {
+            scope.spawn(move || -> Result<f64> {
+                let output = command.stdin(Stdio::null()).output()?;
+                let seconds = start.elapsed().as_secs_f64();
+                succeeded(&command, output.status, &String::from_utf8_lossy(&output.stderr))?;
+                Ok(seconds)
+            })
+        };
+        let threads: Vec<_> = commands.into_iter().map(run).collect();
+        threads.into_iter().map(|thread| thread.join().map_err(|_| "a thread panicked")?).collect()
+    })
 }
 
 /// A program on the `PATH`, or where Debian has servers.
@@ -253,6 +285,25 @@ mod tests {
         assert!(peak_memory(servers[0]).unwrap() > peak_memory_of(servers[0]).unwrap());
         drop(child.stdin.take());
         child.wait().unwrap();
+    }
+
+    #[test]
+    fn commands_run_together_and_one_that_fails_is_an_error_with_its_words() {
+        let shell = |script: &str| {
+            let mut command = Command::new("sh");
+            command.args(["-c", script]);
+            command
+        };
+        // Each waits for the file that the other one makes.
+        let dir = tempfile::tempdir().unwrap();
+        let pair = |own: &str, other: &str| {
+            let mut command = shell(&format!("touch {own}; while [ ! -e {other} ]; do sleep 0.01; done"));
+            command.current_dir(dir.path());
+            command
+        };
+        assert_eq!(together(vec![pair("a", "b"), pair("b", "a")]).unwrap().len(), 2);
+        let error = together(vec![shell("true"), shell("echo no room >&2; exit 1")]).unwrap_err().to_string();
+        assert_eq!(error, "sh ended with exit status: 1: no room");
     }
 
     #[test]

@@ -91,6 +91,14 @@ pub fn serve(program: &Path, arguments: &[&OsStr]) -> Result<(Server, String)> {
     Ok((server, url.to_owned()))
 }
 
+/// The client `program` without its arguments, with a home and a local store of its own.
+pub fn client(program: &Path, url: &str, home: &Path, store: &Path) -> Command {
+    let mut command = Command::new(program);
+    command.env("HOME", home).env_remove("XDG_CONFIG_HOME").env_remove("XDG_DATA_HOME").env_remove("PF_TOKEN");
+    command.args(["--quiet", "--registry", url, "--store"]).arg(store);
+    command
+}
+
 /// A key file: 32 bytes as base64, for its owner only. It protects nothing here.
 fn write_key(path: &Path) -> Result<()> {
     let mut file = File::options().write(true).create_new(true).mode(0o600).open(path)?;
@@ -99,10 +107,8 @@ fn write_key(path: &Path) -> Result<()> {
 
 impl Pf {
     fn client(&self, url: &str, home: &Path, store: &Path) -> Command {
-        let mut command = Command::new(&self.pf);
-        command.env("HOME", home).env_remove("XDG_CONFIG_HOME").env_remove("XDG_DATA_HOME").env_remove("PF_TOKEN");
-        command.args(["--json", "--quiet", "--registry", url, "--store"]).arg(store);
-        command.env("PF_COMPRESSION", self.compression.name());
+        let mut command = client(&self.pf, url, home, store);
+        command.arg("--json").env("PF_COMPRESSION", self.compression.name());
         command
     }
 }

@@ -4,7 +4,7 @@
 
 use super::line;
 use crate::Result;
-use crate::contender::{http, pf, sibling};
+use crate::contender::{http, pf, program};
 use crate::goals::{self, Fact};
 use crate::machine::describe;
 use crate::replicas::said;
@@ -49,15 +49,12 @@ pub fn run(args: &Args) -> Result<()> {
     let dir = tempfile::tempdir_in(&place)?;
     let machine = describe(&[("disk", &place)]);
     println!("{} × {}, {}; {:?}\n", machine.cores, machine.cpu, machine.kernel, machine.file_systems);
-    let program = match &args.registry {
-        Some(path) => path.clone(),
-        None => sibling("pf-registry")?,
-    };
+    let program = program(args.registry.as_deref(), "pf-registry")?;
     let data = dir.path().join("registry");
     let (_registry, url) = pf::serve(&program, &["--data".as_ref(), data.as_os_str()])?;
     http::runtime()?.block_on(async {
         let client = Client::builder().no_proxy().build()?;
-        let fork = forks(&client, &url, args).await?;
+        let fork = forks(&client, &url, args.tokens, args.forks).await?;
         println!("| page, with {} forks | median | min–max |\n|---|---|---|", args.forks);
         let agent = "/ui/bench%2Fagent";
         let mut slowest: f64 = 0.0;
@@ -96,16 +93,17 @@ pub fn run(args: &Args) -> Result<()> {
     })
 }
 
-/// Pushes an agent and its forks, each by itself, as clients do. Returns the digest of the last.
-async fn forks(client: &Client, url: &str, args: &Args) -> Result<Digest> {
-    let pages = args.tokens.div_ceil(32).max(OWN);
+/// Pushes an agent of so many tokens and its forks to the repository `bench/agent`, each by itself,
+/// as clients do. Returns the digest of the last.
+pub async fn forks(client: &Client, url: &str, tokens: u64, forks: u64) -> Result<Digest> {
+    let pages = tokens.div_ceil(32).max(OWN);
     let mut numbers: Vec<u64> = (0..pages).collect();
     let mut stored = HashSet::new();
     let base = SHAPE.snapshot(&numbers).build();
     push(client, url, &base, "base", &mut stored).await?;
     let own = numbers.len() - OWN as usize;
     let mut last = base.digest();
-    for fork in 0..args.forks {
+    for fork in 0..forks {
         for (number, at) in numbers[own..].iter_mut().zip(0..) {
             *number = pages + fork * OWN + at;
         }
