@@ -1,7 +1,9 @@
 //! A registry with many clients at once, all of them processes on loopback: its memory while some
-//! push and others ask for statistics.
+//! push and others ask for statistics, and how they share its throughput while some push and others
+//! pull.
 
 mod memory;
+mod shares;
 
 use crate::Result;
 use crate::contender::{pf, program};
@@ -15,6 +17,7 @@ use std::process::Command;
 
 /// The sizes that the goals are for.
 const CLIENTS: u64 = 16;
+const PAGES: u64 = 128;
 const ASKING: usize = 4;
 const FORKS: u64 = 1000;
 const TOKENS: u64 = 380_000;
@@ -22,12 +25,15 @@ const TOKENS: u64 = 380_000;
 /// Arguments of `company`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Clients that push at once
+    /// Clients that push at once, and as many that pull
     #[arg(long, default_value_t = CLIENTS)]
     clients: u64,
-    /// Pages that each of them pushes: 360,448 bytes each
-    #[arg(long, default_value_t = 192)]
+    /// Pages that each of them moves: 360,448 bytes each
+    #[arg(long, default_value_t = PAGES)]
     pages: u64,
+    /// Rounds of pushes beside pulls; the table shows the median
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
     /// Clients that ask for statistics without a break
     #[arg(long, default_value_t = ASKING)]
     asking: usize,
@@ -52,8 +58,12 @@ pub struct Args {
 pub struct Company {
     pf: PathBuf,
     registry: PathBuf,
-    /// A snapshot directory for each client. No two have a page in common.
+    /// A snapshot directory for each client. No two have a page in common, nor with those below.
     snapshots: Vec<PathBuf>,
+    /// A snapshot of the same size, for those that pull.
+    pulled: PathBuf,
+    /// A snapshot that is as large as all of `snapshots` together.
+    large: PathBuf,
 }
 
 /// Measures, and prints what was found.
@@ -62,15 +72,22 @@ pub fn run(args: &Args) -> Result<()> {
     let machine = describe(&[("disk", &disk)]);
     println!("{machine}\n");
     let folder = tempfile::tempdir_in(&disk)?;
+    let (clients, pages) = (args.clients, args.pages);
     let company = Company {
         pf: program(args.pf.as_deref(), "pf")?,
         registry: program(args.registry.as_deref(), "pf-registry")?,
-        snapshots: (0..args.clients).map(|number| snapshot(folder.path(), number, args.pages)).collect::<Result<_>>()?,
+        snapshots: (0..clients).map(|number| snapshot(folder.path(), number, number * pages, pages)).collect::<Result<_>>()?,
+        pulled: snapshot(folder.path(), clients, clients * pages, pages)?,
+        large: snapshot(folder.path(), clients + 1, (clients + 1) * pages, clients * pages)?,
     };
     println!("| what | median | min–max |\n|---|---|---|");
     let mut facts = Vec::new();
+    let shares = shares::run(&company, args, folder.path())?;
+    if clients >= CLIENTS && pages >= PAGES && args.rounds > 0 {
+        facts.extend([(Fact::TogetherTotal, shares.total), (Fact::TogetherShare, shares.least)]);
+    }
     let peak = memory::run(&company, args, folder.path())?;
-    if args.clients >= CLIENTS && args.asking >= ASKING && args.forks >= FORKS && args.tokens >= TOKENS {
+    if clients >= CLIENTS && pages >= PAGES && args.asking >= ASKING && args.forks >= FORKS && args.tokens >= TOKENS {
         facts.push((Fact::RegistryMemory, peak));
     }
     if !facts.is_empty() {
@@ -79,12 +96,11 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Writes the snapshot directory number `number`.
-fn snapshot(folder: &Path, number: u64, pages: u64) -> Result<PathBuf> {
+/// Writes snapshot directory number `number`, with so many pages from page number `first` on.
+fn snapshot(folder: &Path, number: u64, first: u64, pages: u64) -> Result<PathBuf> {
     let path = folder.join(format!("snapshot-{number}"));
     std::fs::create_dir_all(&path)?;
-    let numbers: Vec<u64> = (number * pages..(number + 1) * pages).collect();
-    directory::write(&path, "page_manifest.json", Shape::TINYLLAMA, &numbers);
+    directory::write(&path, "page_manifest.json", Shape::TINYLLAMA, &(first..first + pages).collect::<Vec<_>>());
     Ok(path)
 }
 

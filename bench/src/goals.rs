@@ -84,6 +84,10 @@ pub enum Fact {
     UnchangedPush,
     /// The time of verify, push or pull of 200,000 pages over that of 40,000, the worst of them.
     Growth,
+    /// Throughput of 16 pushes and 16 pulls at once over that of one client that moves as much.
+    TogetherTotal,
+    /// The smallest share of one of these pushes or pulls over the largest one.
+    TogetherShare,
     /// Peak memory of the registry in MiB with 16 pushes and 4 statistics of 1,000 forks at once.
     RegistryMemory,
     /// Peak memory of the client in MiB with 200,000 pages, the worst step.
@@ -100,7 +104,7 @@ impl Fact {
             Self::Swept => "pf-bench gc measures it",
             Self::Ui => "pf-bench ui measures it",
             Self::Statistics | Self::Match => "pf-bench requests measures it",
-            Self::RegistryMemory => "pf-bench company measures it",
+            Self::TogetherTotal | Self::TogetherShare | Self::RegistryMemory => "pf-bench company measures it",
             Self::UnchangedPush | Self::Growth | Self::ClientMemory => "pf-bench pages measures it",
         }
     }
@@ -181,6 +185,8 @@ pub const GOALS: &[Goal] = &[
     fact("match among 10⁶ prefixes", AtMost(10.0), "ms", Fact::Match),
     fact("verify, push, pull: 200,000 pages after 40,000", AtMost(5.5), "× the time", Fact::Growth),
     fact("collection, SQLite", AtLeast(50_000.0), "objects/s", Fact::Swept),
+    fact("16 pushes and 16 pulls at once, in total", AtLeast(0.9), "× the throughput of one client", Fact::TogetherTotal),
+    fact("16 pushes and 16 pulls at once, the smallest share", AtLeast(0.5), "× the largest share", Fact::TogetherShare),
     elsewhere("a client beside 500 slow ones", AtMost(2.0), "× its time alone", "the test slow::long demands it"),
     fact("registry, 16 pushes and 4 statistics", AtMost(256.0), "MiB", Fact::RegistryMemory),
     fact("client, 200,000 pages", AtMost(256.0), "MiB", Fact::ClientMemory),

@@ -8,7 +8,7 @@
 //! requests  requests whose time must not grow with the store              micro/requests
 //! pages     what grows with the number of pages: time, memory             pages
 //! ui        the pages of a registry's UI, with a thousand forks           micro/ui
-//! company   a registry with many clients at once: its memory              company/*
+//! company   a registry with many clients at once: memory, shares          company/*
 //! codecs    encode, decode and ratio of the tensor codecs                 codecs
 //! capture   how long an engine is paused, and how many bytes move         capture, agents
 //! restore   restores of pages that a host lacks, beside a pull before     restore, agents
@@ -75,7 +75,7 @@ enum Command {
     Pages(pages::Args),
     /// Pages of a registry's UI, with a thousand forks of an agent
     Ui(micro::ui::Args),
-    /// A registry with many clients at once: its memory
+    /// A registry with many clients at once: its memory, and how they share its throughput
     Company(company::Args),
     /// Tensor codecs on real pages, beside zstd and a plain copy
     Codecs(codecs::Args),

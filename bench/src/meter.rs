@@ -160,6 +160,6 @@ impl Meter<'_> {
 }
 
 /// Waits until everything written to the file system of `dir` is on disk.
-fn settle(dir: &Path) -> Result<()> {
+pub fn settle(dir: &Path) -> Result<()> {
     Ok(rustix::fs::syncfs(std::fs::File::open(dir)?)?)
 }
