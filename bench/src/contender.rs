@@ -7,6 +7,7 @@ mod limit;
 mod lmcache;
 mod mooncake;
 mod nginx;
+mod oras;
 pub mod pf;
 mod python;
 mod redis;
@@ -59,7 +60,7 @@ pub struct Entry {
 }
 
 /// All contenders, in the order of the tables.
-pub const ALL: [Entry; 14] = [
+pub const ALL: [Entry; 15] = [
     Entry { name: "write-only", find: floor::write_only },
     Entry { name: "floor", find: floor::floor },
     Entry { name: "limit", find: limit::find },
@@ -68,6 +69,7 @@ pub const ALL: [Entry; 14] = [
     Entry { name: "pf-hot", find: pf::hot },
     Entry { name: "pf-cold", find: pf::cold },
     Entry { name: "docker-registry", find: docker::find },
+    Entry { name: "oras", find: oras::find },
     Entry { name: "restic", find: restic::find },
     Entry { name: "seaweedfs", find: seaweedfs::find },
     Entry { name: "nginx", find: nginx::find },

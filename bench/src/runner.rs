@@ -58,7 +58,7 @@ pub struct Args {
     /// The registry [default: beside this program]
     #[arg(long, value_name = "FILE")]
     pf_registry: Option<PathBuf>,
-    /// A Python with the packages of Mooncake and LMCache
+    /// A Python with the packages of Mooncake, LMCache and oras
     #[arg(long, value_name = "FILE", default_value = "python3")]
     python: PathBuf,
 }

@@ -27,30 +27,40 @@ struct Docker {
     connections: usize,
 }
 
-/// Finds the program.
+/// Finds the contender.
 pub fn find(_: &Programs) -> Found {
-    let program = usage::find(&["docker-registry"]).ok_or_else(|| install("docker-registry", "apt-get install docker-registry"))?;
-    Ok(Box::new(Docker { program, runtime: http::runtime()?, connections: 8 }))
+    Ok(Box::new(Docker { program: program()?, runtime: http::runtime()?, connections: 8 }))
+}
+
+/// Finds the program.
+pub fn program() -> std::result::Result<PathBuf, String> {
+    usage::find(&["docker-registry"]).ok_or_else(|| install("docker-registry", "apt-get install docker-registry"))
+}
+
+/// Starts it with its data in `registry` in `dir`. Returns it with its host and port.
+pub fn serve(program: &Path, dir: &Path) -> Result<(Server, String)> {
+    let data = dir.join("registry");
+    std::fs::create_dir_all(&data)?;
+    let port = free_port()?;
+    let config = dir.join("docker-registry.yml");
+    // Digests known to exist are kept in memory, as its documentation advises; nothing is logged.
+    std::fs::write(
+        &config,
+        format!(
+            "version: 0.1\nlog:\n  level: error\n  accesslog:\n    disabled: true\nstorage:\n  cache:\n    blobdescriptor: inmemory\n  \
+             filesystem:\n    rootdirectory: {}\n    maxthreads: 100\nhttp:\n  addr: 127.0.0.1:{port}\n  secret: bench\n",
+            data.display()
+        ),
+    )?;
+    let server = Server::start(Command::new(program).arg("serve").arg(&config), port, &dir.join("docker-registry.log"))?;
+    Ok((server, format!("127.0.0.1:{port}")))
 }
 
 impl Docker {
+    /// Starts it. Returns it with its URL.
     fn serve(&self, dir: &Path) -> Result<(Server, String)> {
-        let data = dir.join("registry");
-        std::fs::create_dir_all(&data)?;
-        let port = free_port()?;
-        let config = dir.join("docker-registry.yml");
-        // Digests known to exist are kept in memory, as its documentation advises; nothing is
-        // logged.
-        std::fs::write(
-            &config,
-            format!(
-                "version: 0.1\nlog:\n  level: error\n  accesslog:\n    disabled: true\nstorage:\n  cache:\n    blobdescriptor: inmemory\n  \
-                 filesystem:\n    rootdirectory: {}\n    maxthreads: 100\nhttp:\n  addr: 127.0.0.1:{port}\n  secret: bench\n",
-                data.display()
-            ),
-        )?;
-        let server = Server::start(Command::new(&self.program).arg("serve").arg(&config), port, &dir.join("docker-registry.log"))?;
-        Ok((server, format!("http://127.0.0.1:{port}")))
+        let (server, address) = serve(&self.program, dir)?;
+        Ok((server, format!("http://{address}")))
     }
 }
 
