@@ -9,8 +9,10 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+import traceback
 from pathlib import Path
 
+from outcome import Outcome
 from processes import Stopped, note
 
 CHECKS = (
@@ -33,6 +35,12 @@ MEASUREMENTS = ("latency",)
 """Checks that run only if the command line names them."""
 
 
+def table(name: str, seconds: float, outcomes: list[Outcome]) -> str:
+    """The lines of a check."""
+    lines = [f"  {'ok  ' if outcome.holds else 'FAIL'}  {outcome.claim}\n        {outcome.seen}" for outcome in outcomes]
+    return "\n".join([f"\n{name} ({seconds:.0f} s)", *lines])
+
+
 def main() -> int:
     """Runs the checks. Returns 0 if all of them pass, otherwise 1."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -46,7 +54,6 @@ def main() -> int:
     args = parser.parse_args()
     from latency_check import check as check_latency
     from llama_check import check as check_llama
-    from outcome import Outcome
     from sglang_check import check as check_sglang
     from transformers_check import check as check_transformers
     from vllm_automatic_check import check as check_automatic
@@ -55,7 +62,7 @@ def main() -> int:
     from vllm_reshard import check as check_reshard
     from vllm_server_check import check as check_server
 
-    failed, tables = False, []
+    failed = False
     for name in args.checks or CHECKS:
         started, folder = time.monotonic(), args.work / name
         try:
@@ -79,13 +86,14 @@ def main() -> int:
                 outcomes = check_vllm(name.removeprefix("vllm-"), args.python, args.binaries, folder)
         except (Stopped, AssertionError) as error:
             outcomes = [Outcome("it runs", False, str(error))]
-        failed |= not all(outcome.holds for outcome in outcomes)
-        tables.append((name, time.monotonic() - started, outcomes))
-        note(f"{name}: {'passed' if all(o.holds for o in outcomes) else 'FAILED'} after {tables[-1][1]:.0f} s")
-    for name, seconds, outcomes in tables:
-        print(f"\n{name} ({seconds:.0f} s)")
-        for outcome in outcomes:
-            print(f"  {'ok  ' if outcome.holds else 'FAIL'}  {outcome.claim}\n        {outcome.seen}")
+        except Exception:
+            # The other checks run all the same.
+            outcomes = [Outcome("it runs", False, traceback.format_exc())]
+        passed, seconds = all(outcome.holds for outcome in outcomes), time.monotonic() - started
+        failed |= not passed
+        note(f"{name}: {'passed' if passed else 'FAILED'} after {seconds:.0f} s")
+        # At once: a run that is stopped has shown what it knows.
+        print(table(name, seconds, outcomes), flush=True)
     return int(failed)
 
 

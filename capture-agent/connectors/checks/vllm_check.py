@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from outcome import APART, CLOSED, FIRST_STEP, REPLAY, Outcome
-from processes import Engine, Host, Registry, fresh, note
+from processes import Engine, Host, Registry, Stopped, fresh, note
 from proxy import Proxy
 
 ENGINE = "vllm-0"
@@ -55,7 +55,9 @@ def check(kind: str, python: str, binaries: Path, folder: Path) -> list[Outcome]
 def write_model(python: str, folder: Path, kind: str, seed: int = 1) -> str:
     """A model or an adapter of `models.py`; its folder."""
     program = Path(__file__).resolve().parent / "models.py"
-    subprocess.run([python, str(program), kind, str(folder), str(seed)], check=True, capture_output=True)
+    done = subprocess.run([python, str(program), kind, str(folder), str(seed)], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise Stopped(f"no model {kind}: models.py ended with {done.returncode}:\n{done.stderr}")
     return str(folder)
 
 
