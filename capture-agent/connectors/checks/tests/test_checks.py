@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from outcome import CRITERIA
-from processes import CONNECTORS, Engine, Events, Stopped
+from processes import CONNECTORS, Engine, Events, Stopped, documented
 from real_engine import CHECKS, MEASUREMENTS
 
 REPOSITORY = CONNECTORS.parent.parent
@@ -97,6 +97,13 @@ class Script(unittest.TestCase):
             self.assertIn("take vllm-dense through capture on host A", done.stdout)
             self.assertIn("not run: PF_REAL_ENGINE is not set", done.stdout)
             self.assertEqual(list(Path(folder).iterdir()), [])
+
+
+class Configuration(unittest.TestCase):
+    def test_servers_run_with_the_configuration_that_users_copy(self) -> None:
+        found = documented()
+        self.assertEqual(found["kv_connector"], "PfConnector")
+        self.assertIn("engine", found["kv_connector_extra_config"])
 
 
 class Criteria(unittest.TestCase):
