@@ -31,7 +31,7 @@ CHECKS = (
     "transformers",
     "llama",
 )
-MEASUREMENTS = ("latency",)
+NAMED = ("latency", "vllm-reshard-four")
 """Checks that run only if the command line names them."""
 
 
@@ -50,7 +50,7 @@ def main() -> int:
     parser.add_argument("--llama-model", default="")
     parser.add_argument("--binaries", required=True, type=Path)
     parser.add_argument("--work", required=True, type=Path)
-    parser.add_argument("checks", nargs="*", metavar="CHECK", help=", ".join(CHECKS + MEASUREMENTS))
+    parser.add_argument("checks", nargs="*", metavar="CHECK", help=", ".join(CHECKS + NAMED))
     args = parser.parse_args()
     from latency_check import check as check_latency
     from llama_check import check as check_llama
@@ -59,6 +59,7 @@ def main() -> int:
     from vllm_automatic_check import check as check_automatic
     from vllm_check import check as check_vllm
     from vllm_hung_check import check as check_hung
+    from vllm_reshard import FOUR
     from vllm_reshard import check as check_reshard
     from vllm_server_check import check as check_server
 
@@ -82,6 +83,8 @@ def main() -> int:
                 outcomes = check_latency(args.python, args.binaries, folder)
             elif name == "vllm-reshard":
                 outcomes = check_reshard(args.python, args.binaries, folder)
+            elif name == "vllm-reshard-four":
+                outcomes = check_reshard(args.python, args.binaries, folder, FOUR)
             else:
                 outcomes = check_vllm(name.removeprefix("vllm-"), args.python, args.binaries, folder)
         except (Stopped, AssertionError) as error:

@@ -16,14 +16,16 @@ NEAR = 0.05
 CASES = (("dense", 2, 1, True), ("dense", 1, 2, True), ("replicated", 1, 2, False))
 """A model, the ranks of the capture, those of the restore, and whether pages are cut. A replicated
 head is whole on each rank: its pages are not cut."""
+FOUR = (("quartered", 2, 4, True), ("quartered", 4, 1, True))
+"""The same over four ranks, each a process: slow where they share two cores."""
 
 
-def check(python: str, binaries: Path, folder: Path) -> list[Outcome]:
+def check(python: str, binaries: Path, folder: Path, cases: tuple[tuple[str, int, int, bool], ...] = CASES) -> list[Outcome]:
     """Runs each case through capture and restore, one engine at a time."""
     fresh(folder)
     registry = Registry(binaries, folder / "registry")
     try:
-        return [outcome for case in CASES for outcome in _case(python, binaries, folder, registry, *case)]
+        return [outcome for case in cases for outcome in _case(python, binaries, folder, registry, *case)]
     finally:
         registry.stop()
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from outcome import CRITERIA
 from processes import CONNECTORS, Engine, Events, Stopped, documented
-from real_engine import CHECKS, MEASUREMENTS
+from real_engine import CHECKS, NAMED
 
 REPOSITORY = CONNECTORS.parent.parent
 
@@ -86,7 +86,7 @@ class Script(unittest.TestCase):
             done = subprocess.run([CONNECTORS / "real-engine", "vllm-dens"], env=env, capture_output=True, text=True, check=False)
             self.assertEqual(done.returncode, 2, done.stderr)
             self.assertIn('no check "vllm-dens"', done.stderr)
-            self.assertIn(" ".join(CHECKS + MEASUREMENTS), done.stderr)
+            self.assertIn(" ".join(CHECKS + NAMED), done.stderr)
             self.assertEqual(list(Path(folder).iterdir()), [])
 
     def test_without_its_variable_it_runs_nothing_and_says_so(self) -> None:
