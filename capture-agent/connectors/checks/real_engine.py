@@ -31,7 +31,7 @@ CHECKS = (
     "transformers",
     "llama",
 )
-NAMED = ("latency", "vllm-reshard-four")
+NAMED = ("latency", "vllm-reshard-four", "vllm-hybrid-shared")
 """Checks that run only if the command line names them."""
 
 
