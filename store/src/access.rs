@@ -63,7 +63,9 @@ impl AccessTokens {
             return Err(Error::Invalid(format!("a token has 1 to {} scopes, found {}", AccessScope::MOST, scopes.len())));
         }
         if expires_at.is_some_and(|end| end > AccessToken::LATEST_END) {
-            return Err(Error::Invalid("a token expires in the year 9999 at the latest; leave the time out for a token that never expires".into()));
+            return Err(Error::Invalid(
+                "a token expires in the year 9999 at the latest; leave the time out for a token that never expires".into(),
+            ));
         }
         for _ in 0..TRIES {
             let token = self.random()?;
