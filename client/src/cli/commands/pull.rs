@@ -5,7 +5,7 @@ use crate::cli::args::Pull;
 use crate::cli::context::Context;
 use crate::cli::failure::Failure;
 use crate::cli::output::human::{bytes, count, duration};
-use crate::cli::progress::{Standing, watch};
+use crate::cli::progress::{Status, watch};
 use pfr_client::{Destination, Error, Progress, PullReport};
 use pfr_schema::Reference;
 use pfr_schema::agent::Outline;
@@ -42,7 +42,7 @@ pub async fn run(context: &mut Context, args: Pull) -> Result<(), Failure> {
         agent.check(engine, &outline).await?;
         pfr_client::pull_found(&remote, &repository, &said, &destination, &progress).await
     };
-    let report = watch(context.quiet, || Standing::of(&progress), work).await?;
+    let report = watch(context.quiet, || Status::of(&progress), work).await?;
     if let Destination::Store { store, .. } = &destination {
         super::gc::tidy(context, store).await;
     }
