@@ -44,7 +44,10 @@ fn everyday_use(database: Database, packs: Packs) {
     let same = SnapshotDir::write(&hosts[0].path("same"), Shape::SMALL, &(0..300).collect::<Vec<_>>());
     for (number, pf) in hosts.iter().enumerate() {
         let pushed = pf.json(&["push", same.arg(), "team/agent:same"]);
-        assert!(pushed["sent_bytes"].as_u64().unwrap() >= 300 * Shape::SMALL.page_bytes() as u64, "domain number {number} shares blobs with another: {pushed}");
+        assert!(
+            pushed["sent_bytes"].as_u64().unwrap() >= 300 * Shape::SMALL.page_bytes() as u64,
+            "domain number {number} shares blobs with another: {pushed}"
+        );
         let own = SnapshotDir::write(&pf.path("own"), Shape::SMALL, &(number as u64 * 1000..number as u64 * 1000 + 50).collect::<Vec<_>>());
         pf.run(&["push", own.arg(), "team/agent:own"]).ok();
     }
