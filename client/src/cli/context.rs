@@ -109,7 +109,7 @@ impl Context {
         let Some(given) = given else { return Ok(self.settings.registry.clone()) };
         let url = match given.contains("://") {
             true => given.to_owned(),
-            // Without a scheme, a reference decides between http and https.
+            // Without a scheme, the rules for the host of a reference choose http or https.
             false => format!("{}/x", base_url(given))
                 .parse::<Reference>()
                 .ok()
