@@ -1,5 +1,5 @@
-"""The first part of two scripts: pf-bench appends lmcache.py or mooncake.py, which use these imports
-and call `serve`. The script is the client of a contender with a Python API.
+"""The first part of two scripts: pf-bench appends lmcache.py or mooncake.py, which use these
+imports and call `serve`. The script is the client of a contender with a Python API.
 
 Arguments: the files behind the two halves of the memory that pf-bench shares, then the arguments of
 the contender's class. The script writes the line {"done": 0} when it is ready.
