@@ -433,8 +433,9 @@ macro_rules! metadata_transactions {
             /// [`crate::Error::TokenUnknown`].
             revoke_access_token(id: AccessTokenId, audit: Option<AuditEntry>) -> AccessTokenRow
                 = WRITE |tx| access::revoke(tx, id, audit.as_ref());
-            /// Notes that an access token is used now, if the last note is `coarse` old.
-            access_token_used(id: AccessTokenId, coarse: Duration) -> () = WRITE |tx| access::used(tx, id, *coarse);
+            /// Notes that an access token is used now, unless the last note is younger than
+            /// `resolution`.
+            access_token_used(id: AccessTokenId, resolution: Duration) -> () = WRITE |tx| access::used(tx, id, *resolution);
             /// Of these digests, those of snapshots, with each repository that has the snapshot.
             ///
             /// A caller that may not read those repositories must not learn of the snapshot.
