@@ -359,6 +359,48 @@ async fn a_push_that_waits_pins_its_snapshot_again_if_a_push_by_hand_took_the_pi
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_pin_ends_whatever_other_repositories_wait_for_or_have_taken() {
+    let (address, dir) = (free_address(), tempfile::tempdir().unwrap());
+    let _registry = registry(dir.path(), address).await;
+    let host = host_with(eager).await;
+    let engine = Synthetic::start(&host.agent, Spec::flat("e"));
+    engine.add("s", &[1, 2, 3, 4, 5, 6]);
+    let captured = async || {
+        let request = SnapshotRequest { reference: "team/agent:x".into(), push: Push::Never, ..SnapshotRequest::default() };
+        host.agent.snapshot("e", request).await.unwrap().digest
+    };
+    let evictable = async |digest: Digest| host.agent.store().metadata().evictable(100).await.unwrap().iter().any(|s| s.digest == digest);
+    let freed = async |digest: Digest| {
+        let freed = async {
+            while !evictable(digest).await {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), freed).await.expect("it stays pinned");
+    };
+    let pushed = async |digest: Digest, reference: String| {
+        let job = host.agent.pushes().add(digest, &reference).await.unwrap();
+        host.agent.pushes().wait(&job.id).await.unwrap().state
+    };
+    // Another repository waits for the same snapshot.
+    let one = captured().await;
+    let waiting = host.agent.pushes().add(one, "http://127.0.0.1:9/team/other:x").await.unwrap();
+    tries(&host.agent, &waiting.id, 1).await;
+    assert_eq!(pushed(one, format!("http://{address}/team/agent:x")).await, PushState::Done);
+    freed(one).await;
+    // It was refused for this repository, and then taken for another one.
+    engine.step("s", 3);
+    let two = captured().await;
+    let listener = tokio::net::TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+    let refusing = format!("http://{}", listener.local_addr().unwrap());
+    tokio::spawn(axum::serve(listener, axum::Router::new()).into_future());
+    assert_eq!(pushed(two, format!("{refusing}/team/agent:x")).await, PushState::Failed);
+    assert!(!evictable(two).await, "this host has the only copy");
+    assert_eq!(pushed(two, format!("http://{address}/team/other:y")).await, PushState::Done);
+    freed(two).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_push_clears_its_own_pin_and_no_other() {
     let (address, dir) = (free_address(), tempfile::tempdir().unwrap());
     let (host, engine) = with_sequence(&format!("http://{address}")).await;
