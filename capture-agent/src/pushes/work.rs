@@ -157,8 +157,9 @@ impl Inner {
         }
     }
 
-    /// Unpins the snapshot once no open job needs it: a pin is of one repository. A snapshot whose push failed for good stays
-    /// pinned until another push of it succeeds: this host has the only copy.
+    /// Unpins the snapshot once no open job of its repository needs it: a pin is of one repository.
+    /// A snapshot whose push failed for good stays pinned until another push of it succeeds: this
+    /// host has the only copy.
     pub(super) async fn unpin(&self, id: &str, snapshot: Digest, reference: &str) {
         let Ok(target) = Target::parse(reference) else { return };
         let is_here = |job: &PushJob| Target::parse(&job.reference).is_ok_and(|other| other.repository == target.repository);
