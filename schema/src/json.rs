@@ -29,8 +29,8 @@ pub fn parse<T: DeserializeOwned>(document: &'static str, bytes: &[u8], limit: u
     Ok(value)
 }
 
-/// The same for a document of many small values. It is parsed without paths first, since they take a
-/// string for each key; one that is wrong is parsed again, to say where.
+/// The same for a document of many small values. It is parsed without paths first, since they take
+/// a string for each key; one that is wrong is parsed again, to say where.
 ///
 /// # Errors
 /// As [`parse`].

@@ -128,8 +128,8 @@ impl<'a> Session<'a> {
         Ok(committed)
     }
 
-    /// Uploads what the registry lacks of the manifest and of all that it reaches: of some page chunks
-    /// at a time the pages and then the page chunks, and at the end what lists them.
+    /// Uploads what the registry lacks of the manifest and of all that it reaches: of some page
+    /// chunks at a time the pages and then the page chunks, and at the end what lists them.
     async fn upload_missing(&self, total_bytes: u64, sent: &mut Sent) -> Result<()> {
         let claimed = Mutex::new(Vec::new());
         let destination = Lacking { session: self, claimed: Some(&claimed) };
@@ -342,7 +342,8 @@ fn item_of(document: &Document) -> Item {
     Item { digest: document.digest, kind: document.kind, size: Some(document.bytes.len() as u64), elements: None }
 }
 
-/// The destination of a plan: what the registry lacks. The first blobs that are missing are claimed.
+/// The destination of a plan: what the registry lacks. The first blobs that are missing are
+/// claimed.
 struct Lacking<'a> {
     session: &'a Session<'a>,
     /// Gets an entry for each blob of the plan: whether it is claimed. None claims nothing.
