@@ -85,6 +85,15 @@ pub(crate) fn int(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
 }
 
+/// Rows as JSON, for a statement of SQLite that changes all of them at once.
+///
+/// That is for statements that change a foreign key. Run for each row, they take time quadratic in
+/// the number of rows: SQLite journals each of them so that it can be undone alone, and at its end
+/// goes through all that its transaction has journaled.
+pub(crate) fn json_rows<R: serde::Serialize>(rows: &[R]) -> Outcome<String> {
+    serde_json::to_string(rows).map_err(|e| Fail::internal(e.to_string()))
+}
+
 /// Types that are parameters, and how.
 macro_rules! parameters {
     ($($type:ty, $value:ident => $parameter:expr;)*) => {
