@@ -83,7 +83,8 @@ pub(crate) trait Backend: Send + Sync + std::fmt::Debug + 'static {
 ///
 /// `$1…` of a statement are first the columns, if it is given any, then the values. With columns a
 /// statement works on many rows: PostgreSQL gets each column as an array and runs it once, SQLite
-/// runs the prepared statement for each row. No row, no statement.
+/// runs the prepared statement for each row, or once as well if it is [`Sql::at_once`]. No row, no
+/// statement.
 pub(crate) trait Tx: Send {
     /// Whether other transactions write at the same time. If not, locks and their order do not
     /// matter.
