@@ -19,6 +19,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 #[derive(Debug)]
 pub(crate) struct SqliteTx {
     connection: Connection,
+    /// Whether its commits wait for the disk.
+    syncs: bool,
     now: u64,
     /// Transactions that wait for the writer.
     pub(super) waiting: Arc<AtomicUsize>,
@@ -36,7 +38,17 @@ impl Deref for SqliteTx {
 
 impl SqliteTx {
     pub(super) fn on(connection: Connection) -> Self {
-        Self { connection, now: 0, waiting: Arc::default(), translated: HashMap::new() }
+        Self { connection, syncs: true, now: 0, waiting: Arc::default(), translated: HashMap::new() }
+    }
+
+    /// Whether commits from now on wait for the disk. Not to be called within a transaction.
+    pub(super) fn set_syncs(&mut self, syncs: bool) -> rusqlite::Result<()> {
+        if self.syncs != syncs {
+            let level = if syncs { "FULL" } else { "NORMAL" };
+            self.connection.execute_batch(&format!("PRAGMA synchronous = {level}"))?;
+            self.syncs = syncs;
+        }
+        Ok(())
     }
 
     /// A transaction at this time.
