@@ -1,4 +1,5 @@
-//! The metadata: every transaction that the store makes, each atomic and durable when it returns.
+//! The metadata: every transaction that the store makes, each atomic and durable when it returns
+//! (but for [`Mode::UNDOABLE`]).
 //!
 //! The logic of each transaction is written once, here, over the row operations of a [`tx::Tx`].
 //! SQLite (the embedded store) and PostgreSQL (replicas) are the two databases that run it
@@ -320,7 +321,7 @@ macro_rules! metadata_transactions {
             unjournaled(limit: usize) -> Vec<Unjournaled> = SNAPSHOT |tx| journal::unjournaled(tx, *limit);
             /// Records journal objects, all or none: changes between the numbers of an object of
             /// changes lie in it. Twice is no error.
-            journaled(rows: Vec<JournalRow>) -> () = WRITE |tx| journal::journaled(tx, rows);
+            journaled(rows: Vec<JournalRow>) -> () = COMPOSED |database| journal::journaled(database, rows);
             /// Where the log of events stands. The first call begins it: no event is kept before.
             /// `epoch` is what it is called then.
             begin_events(epoch: String) -> EventLog = GROW |tx| events::begin(tx, epoch);

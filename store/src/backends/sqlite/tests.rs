@@ -2,6 +2,8 @@
 
 use super::*;
 use crate::metadata::Lease;
+use crate::metadata::sql::{Column, Sql, values};
+use crate::metadata::tx::{Outcome, Tx as _};
 use rusqlite::Connection;
 
 #[tokio::test]
@@ -38,6 +40,31 @@ async fn a_transaction_that_waits_for_something_else_is_refused() {
     let metadata = SqliteMetadata::in_memory(Clock::system()).await.expect("in memory");
     let waits = metadata.run(Mode::WRITE, (), |_, ()| Box::pin(std::future::pending::<crate::metadata::tx::Outcome<()>>())).await;
     assert!(matches!(waits, Err(Error::Internal(_))), "{waits:?}");
+}
+
+#[tokio::test]
+async fn a_statement_for_many_rows_gets_them_in_their_order_and_not_those_of_the_time_before() {
+    const WALK: Sql = Sql::at_once("", "SELECT a.rowid - 1, quote(a.value) FROM rarray($1) AS a WHERE $2 = 7");
+    async fn walk(tx: &mut SqliteTx) -> Outcome<Vec<Vec<(i64, String)>>> {
+        let columns: [Column; 6] = [
+            [5_i64, -1].into_iter().collect(),
+            [None, Some(5_i64)].into_iter().collect(),
+            [false, true].into_iter().collect(),
+            ["a".to_owned(), "b".to_owned()].into_iter().collect(),
+            [vec![7_u8, 0], vec![9]].into_iter().collect(),
+            Column::Ints(Vec::new()),
+        ];
+        let mut found = Vec::new();
+        for column in columns {
+            found.push(tx.rows(WALK, vec![column], values![7_i64], false).await?);
+        }
+        Ok(found)
+    }
+    let metadata = SqliteMetadata::in_memory(Clock::system()).await.expect("in memory");
+    let found = metadata.run(Mode::READ, (), |tx, ()| Box::pin(walk(tx))).await.expect("rows");
+    let rows = |first: &str, second: &str| vec![(0, first.to_owned()), (1, second.to_owned())];
+    let expected = [rows("5", "-1"), rows("NULL", "5"), rows("0", "1"), rows("'a'", "'b'"), rows("X'0700'", "X'09'"), Vec::new()];
+    assert_eq!(found, expected);
 }
 
 /// `.cargo/config.toml` says why: all readers would wait for each other at every page.
