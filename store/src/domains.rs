@@ -238,8 +238,8 @@ impl Domains {
     ///
     /// # Errors
     /// [`Error::DomainBusy`] while a domain of this name is being deleted. [`Error::Invalid`] if
-    /// there can be no other domains here. [`Error::Locked`] if there is no key for a domain that
-    /// is to be encrypted.
+    /// there can be no other domains here, or no key was given for a domain that is to be
+    /// encrypted. [`Error::Locked`] if the key cannot be used.
     pub async fn create(&self, name: &DomainName) -> Result<(DomainInfo, bool)> {
         self.create_as(name, None).await
     }
