@@ -238,9 +238,9 @@ impl Domains {
     ///
     /// # Errors
     /// [`Error::DomainBusy`] while a domain of this name is being deleted. [`Error::Invalid`] if
-    /// there can be no other domains here, or if one of this name was half removed when the
-    /// catalogue was lost. [`Error::Locked`] if there is no key for a domain that is to be
-    /// encrypted.
+    /// there can be no other domains here, if no key was given for a domain that is to be
+    /// encrypted, or if one of this name was half removed when the catalogue was lost.
+    /// [`Error::Locked`] if the key cannot be used.
     pub async fn create(&self, name: &DomainName) -> Result<(DomainInfo, bool)> {
         self.create_as(name, None).await
     }

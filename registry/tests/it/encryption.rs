@@ -60,6 +60,9 @@ async fn a_request_decides_whether_a_domain_is_encrypted_and_the_settings_are_th
         assert_eq!(verified(&registry, base).await, StatusCode::OK, "{base}");
     }
     registry.stopped().await;
+    // Without a key none is made, however often a client asks.
+    let registry = Registry::start().await;
+    refused(put(&registry, "/v1/domains/a?encrypted=true").await, ErrorCode::InvalidRequest).await;
 }
 
 #[test]
