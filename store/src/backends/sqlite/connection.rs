@@ -50,10 +50,11 @@ pub(super) fn typed<T: 'static>(value: Value) -> Result<T> {
 
 /// Answers a job, given why the commit failed if it did.
 type Reply = Box<dyn FnOnce(Option<&str>) + Send>;
+/// Runs a job. Without a connection it is only answered.
+type Run = Box<dyn FnOnce(Option<&mut SqliteTx>) -> Reply + Send>;
 /// A transaction waiting for the writer.
 struct Job {
-    /// Without a connection it is only answered.
-    run: Box<dyn FnOnce(Option<&mut SqliteTx>) -> Reply + Send>,
+    run: Run,
     may_be_undone: bool,
 }
 
