@@ -9,6 +9,9 @@ use pfr_store::{Clock, NewFrame, PackSizes, PushId, SqliteMetadata};
 use std::path::Path;
 use std::time::Duration;
 
+/// Gives the position of a digest in the table, by its position in the request and the round.
+type Place<'a> = &'a dyn Fn(usize, usize) -> usize;
+
 /// Frames of a full pack of TinyLlama pages.
 const PACK: usize = 372;
 /// Digests in one request.
@@ -45,7 +48,7 @@ pub async fn run(disk: &Path, objects: usize, rounds: usize) -> Result<f64> {
     // part of it.
     let spread = |i: usize, round: usize| (i * step + round) % objects;
     let together = |i: usize, round: usize| (i + round * ASKED) % objects;
-    let cases: [(&str, usize, &PushId, &dyn Fn(usize, usize) -> usize); 4] = [
+    let cases: [(&str, usize, &PushId, Place<'_>); 4] = [
         ("of which it has all", 0, &push, &spread),
         ("of which it has none", objects, &push, &spread),
         ("of which it has all, to be leased, stored together", 0, &later, &together),

@@ -179,8 +179,8 @@ async fn repoint<T: Tx>(tx: &mut T, pack: PackId, moved: &[Moved]) -> Outcome<Ve
     let copies: Vec<(ObjectId, PackId, i64)> = moved.iter().map(|m| (m.object, m.from, int(m.offset))).collect();
     let copies = json_rows(&copies)?;
     // First: what RETURNING gives of an UPDATE is the new pack.
-    let lay = tx.query(COPIED, values![&copies]).await?;
-    tx.execute(REPOINT, values![&copies, pack]).await?;
+    let lay = tx.query(Sql::from(COPIED), values![&copies]).await?;
+    tx.execute(Sql::from(REPOINT), values![&copies, pack]).await?;
     Ok(lay)
 }
 
