@@ -76,6 +76,8 @@ pub enum Fact {
     Swept,
     /// Milliseconds for statistics of 1,000 forks.
     Statistics,
+    /// Milliseconds for a fork of such an agent into 12.
+    Forks,
     /// Milliseconds for the slowest page of a registry with 1,000 forks, to its last byte.
     Ui,
     /// Milliseconds for a match among 10⁶ prefixes, the slower of hit and miss.
@@ -103,7 +105,7 @@ impl Fact {
             Self::MissingPostgres => "pf-bench store --postgres measures it",
             Self::Swept => "pf-bench gc measures it",
             Self::Ui => "pf-bench ui measures it",
-            Self::Statistics | Self::Match => "pf-bench requests measures it",
+            Self::Statistics | Self::Forks | Self::Match => "pf-bench requests measures it",
             Self::TogetherTotal | Self::TogetherShare | Self::RegistryMemory => "pf-bench company measures it",
             Self::UnchangedPush | Self::Growth | Self::ClientMemory => "pf-bench pages measures it",
         }
@@ -182,6 +184,7 @@ pub const GOALS: &[Goal] = &[
     fact("missing, SQLite", AtLeast(500_000.0), "digests/s", Fact::Missing),
     fact("missing, PostgreSQL", AtLeast(200_000.0), "digests/s", Fact::MissingPostgres),
     fact("statistics of 1,000 forks", AtMost(50.0), "ms", Fact::Statistics),
+    fact("a fork into 12", AtMost(100.0), "ms", Fact::Forks),
     fact("a page of the registry, 1,000 forks", AtMost(100.0), "ms", Fact::Ui),
     fact("match among 10⁶ prefixes", AtMost(10.0), "ms", Fact::Match),
     fact("verify, push, pull: 200,000 pages after 40,000", AtMost(5.5), "× the time", Fact::Growth),

@@ -1,14 +1,18 @@
-//! The limit: the smallest pair of programs that moves the same bytes over a socket. One reads and
-//! sends, the other receives, hashes four blobs side by side, compares, and writes 64 MiB files
-//! (past the page cache on disk), each with one fsync. No metadata, no checksums, no HTTP: the
-//! difference to it is the price of everything else that `pf` does.
+//! The limit: the smallest pair of programs that moves the same bytes over a socket as a push or a
+//! pull.
+//!
+//! One program reads and sends. The other receives, hashes four blobs side by side, compares the
+//! digests, and writes 64 MiB files (past the page cache on disk), each with one fsync. There are
+//! no metadata, no checksums and no HTTP. So the difference between `pf` and the limit is the price
+//! of everything else that `pf` does.
 //!
 //! ```text
 //! push   client: files ─▶ socket ─▶ server: hash × 4 ─▶ packs, fsync ─▶ count
 //! pull   server: packs ─▶ socket ─▶ client: hash × 4 ─▶ packs, files or nothing
 //! ```
 //!
-//! Both are this program: `pf-bench limit` and `pf-bench run` start it as `pf-bench limit-side`.
+//! Both programs are `pf-bench` itself: `pf-bench limit` and `pf-bench run` start them as
+//! `pf-bench limit-side`.
 //! There is one thread for each connection on each side.
 
 mod client;
@@ -42,8 +46,10 @@ enum Side {
         /// The server
         #[arg(long)]
         to: SocketAddr,
+        /// The snapshot directory
         #[arg(long)]
         snapshot: PathBuf,
+        /// Number of connections
         #[arg(long)]
         connections: usize,
     },
@@ -55,18 +61,19 @@ enum Side {
         /// A directory that does not exist
         #[arg(long)]
         into: PathBuf,
-        /// What to make of it
+        /// Form in which to write the bytes
         #[arg(long)]
         form: Form,
         /// Write past the page cache
         #[arg(long)]
         direct: bool,
+        /// Number of connections
         #[arg(long)]
         connections: usize,
     },
 }
 
-/// What a pull makes of the bytes.
+/// The form in which a pull writes the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Form {
     /// 64 MiB files
@@ -78,7 +85,7 @@ pub enum Form {
 }
 
 impl Form {
-    /// As an argument.
+    /// The value of the option `--form`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Packs => "packs",

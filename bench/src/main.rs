@@ -1,9 +1,9 @@
-//! `pf-bench`: measures `pf` against the floor of the machine, the limit and peers, in alternation,
-//! in one run.
+//! `pf-bench`: measures `pf` beside other programs (the contenders), the limit and the floor of the
+//! machine. They take turns in one run.
 //!
 //! ```text
-//! run       push and pull of a workload by pf and its peers, graded       runner ─▶ contender/* ─▶ report/*, goals
-//! limit     the smallest pair of programs that does it, beside the floor  runner ─▶ limit/*
+//! run       push and pull of a workload by all contenders, graded         runner ─▶ contender/* ─▶ report/*, goals
+//! limit     the smallest programs that push and pull, beside the floor    runner ─▶ limit/*
 //! store     the store alone, in this process: look-ups, inserts, ingest   micro
 //! requests  requests whose time must not grow with the store              micro/requests
 //! pages     what grows with the number of pages: time, memory             pages
@@ -11,7 +11,7 @@
 //! company   a registry with many clients at once: memory, shares          company/*
 //! codecs    encode, decode and ratio of the tensor codecs                 codecs
 //! capture   how long an engine is paused, and how many bytes move         capture, agents
-//! restore   restores of pages that a host lacks, beside a pull before     restore, agents
+//! restore   restores from a registry, with and without a pull before      restore, agents
 //! gc        cost of collection by size of the store, and beside pushes    gc/*
 //! replicas  one registry against three on one database and storage        replicas
 //! scale     fleets, from costs measured in the same run                   scale/*
@@ -27,10 +27,10 @@ mod company;
 mod contender;
 mod floor;
 mod gc;
+mod generated;
 mod goals;
 mod limit;
 mod machine;
-mod made;
 mod meter;
 mod micro;
 mod pack;
@@ -50,7 +50,7 @@ use std::process::ExitCode;
 /// Any error ends a benchmark, so only its message matters.
 pub type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
-/// Measures pf against the floor of the machine and against peers.
+/// Measures pf beside other programs, and beside the floor of the machine.
 #[derive(Parser)]
 #[command(name = "pf-bench", version)]
 struct Cli {

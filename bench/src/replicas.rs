@@ -4,8 +4,8 @@
 use crate::Result;
 use crate::contender::pf::serve;
 use crate::contender::program;
+use crate::generated::{Blob, Generated, component_bytes};
 use crate::machine::{Machine, describe};
-use crate::made::{Made, Part, component_bytes};
 use crate::report::{Spread, json};
 use crate::usage::Server;
 use pfr_schema::api::{CommitRequest, Committed, DigestGroup, FramesStored, MissingRequest, MissingResponse, Push};
@@ -144,17 +144,18 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// All pushers at once, each on one of the processes; the bytes of every push were made before.
+/// Runs all pushers at once, each on one of the processes. The bytes of every push are generated
+/// before the time is measured.
 async fn pushes(urls: &[String], round: u64, args: &Args) -> Result<Sample> {
     let space = (round * 16 + urls.len() as u64) << 32;
     let common: Vec<u64> = (0..args.pages - args.new_pages.min(args.pages)).map(|page| space + page).collect();
-    let mut work: Vec<Vec<Made>> = Vec::new();
+    let mut work: Vec<Vec<Generated>> = Vec::new();
     for pusher in 0..args.pushers as u64 {
-        let made = (0..args.pushes as u64).map(|push| {
+        let snapshots = (0..args.pushes as u64).map(|push| {
             let first = space + (1 << 24) + (pusher * args.pushes as u64 + push) * args.new_pages;
-            Made::new(GEOMETRY, &common.iter().copied().chain(first..first + args.new_pages).collect::<Vec<_>>())
+            Generated::new(GEOMETRY, &common.iter().copied().chain(first..first + args.new_pages).collect::<Vec<_>>())
         });
-        work.push(made.collect());
+        work.push(snapshots.collect());
     }
     let client = Client::builder().build()?;
     let start = Instant::now();
@@ -178,18 +179,19 @@ async fn pushes(urls: &[String], round: u64, args: &Args) -> Result<Sample> {
     Ok(Sample { replicas: urls.len(), seconds: start.elapsed().as_secs_f64(), pushes, raw_bytes, sent_bytes })
 }
 
-/// A push as a client makes it, all digests in one question; bytes of frames sent.
-async fn push(client: &Client, base: &str, snapshot: Made) -> Result<u64> {
+/// Pushes a snapshot as a client does, with all digests in one `missing` request. Returns the bytes
+/// of the frames that were sent.
+async fn push(client: &Client, base: &str, snapshot: Generated) -> Result<u64> {
     let session: Push = said(client.post(format!("{base}pushes"))).await?;
     let at = format!("{base}pushes/{}/", session.id);
-    let groups = snapshot.parts.chunk_by(|a, b| a.kind == b.kind);
+    let groups = snapshot.blobs.chunk_by(|a, b| a.kind == b.kind);
     let groups = groups
-        .map(|parts| DigestGroup { kind: parts[0].kind, digests: parts.iter().map(|part| part.digest).collect(), claim: None })
+        .map(|blobs| DigestGroup { kind: blobs[0].kind, digests: blobs.iter().map(|blob| blob.digest).collect(), claim: None })
         .collect();
     let missing: MissingResponse = said(client.post(format!("{at}missing")).json(&MissingRequest { groups })).await?;
     let lacks = |position: &u64| missing.missing.iter().any(|(start, count)| (*start..start + count).contains(position));
-    let wanted = snapshot.parts.into_iter().zip(0_u64..).filter(|(_, position)| lacks(position));
-    let frames: Vec<bytes::Bytes> = wanted.map(|(Part { frame, .. }, _)| frame).collect();
+    let wanted = snapshot.blobs.into_iter().zip(0_u64..).filter(|(_, position)| lacks(position));
+    let frames: Vec<bytes::Bytes> = wanted.map(|(Blob { frame, .. }, _)| frame).collect();
     let mut body = frames.concat();
     let sent = body.len() as u64;
     body.extend_from_slice(&frame::end_mark(frames.len() as u64));

@@ -34,7 +34,7 @@ pub struct Args {
     /// Directory on disk to work in [default: the system's temporary directory]
     #[arg(long)]
     dir: Option<PathBuf>,
-    /// Directory in memory to work in, for bytes and for the simulation's tables
+    /// Directory in memory to work in, for the rates of bytes and for the simulation's tables
     #[arg(long, default_value = "/dev/shm")]
     tmpfs: PathBuf,
     /// Write all results as JSON
@@ -92,9 +92,9 @@ fn print_costs(c: &Costs) {
     println!("| measured here | |\n|---|---|");
     for (what, value, unit) in [
         ("objects indexed", c.inserted, "/s"),
-        ("references raised", c.raised, "/s"),
+        ("reference counts raised", c.raised, "/s"),
         ("objects collected", c.swept, "/s"),
-        ("digests answered", c.asked, "/s"),
+        ("digests looked up for pushes", c.asked, "/s"),
         ("small pushes, 32 at a time", c.commits, "/s"),
         ("bytes in, one stream", c.bytes_in / 1e6, "MB/s"),
         ("bytes out, one stream", c.bytes_out / 1e6, "MB/s"),

@@ -1,5 +1,6 @@
-//! What processes use, read from `/proc`: processor time, peak memory, and how busy the whole
-//! machine was. Servers count with all processes that they started.
+//! Reads from `/proc` how much processor time and memory processes use, and how busy the whole
+//! machine is. The usage of a server includes that of all processes that it started. Also finds,
+//! runs and starts programs.
 
 use crate::Result;
 use std::collections::HashSet;
@@ -17,17 +18,17 @@ const END: Duration = Duration::from_secs(20);
 /// Longest time that a client command may take.
 const LONGEST: Duration = Duration::from_secs(3600);
 
-/// Processor seconds: of this process with its children that have ended, of `servers`, and of the
-/// whole machine.
+/// Processor time, in seconds.
 #[derive(Clone, Copy, Debug)]
 pub struct Processor {
-    /// Of this process, its children and `servers`.
+    /// Used by this process, its children that have ended, and the servers.
     pub ours: f64,
-    /// Of all processes.
+    /// Used by all processes of the machine.
     pub all: f64,
 }
 
-/// Counts processor time. Its own work is left out: it reads a few hundred files.
+/// Counts processor time. The time that counting itself takes is left out: it reads a few hundred
+/// files.
 pub struct Watch<'a> {
     servers: &'a [u32],
     theirs: f64,
@@ -42,7 +43,7 @@ impl<'a> Watch<'a> {
         Self { servers, theirs, all: of_all(), own: of_self() }
     }
 
-    /// What was used since.
+    /// The processor time that was used since `start`.
     pub fn stop(self) -> Processor {
         let (own, all) = (of_self() - self.own, of_all() - self.all);
         Processor { ours: own + of_trees(self.servers) - self.theirs, all }
@@ -60,7 +61,7 @@ fn of_self() -> f64 {
 fn of_all() -> f64 {
     let stat = std::fs::read_to_string("/proc/stat").unwrap_or_default();
     let cpu: Vec<u64> = stat.lines().next().unwrap_or_default().split_whitespace().skip(1).filter_map(|w| w.parse().ok()).collect();
-    // user, nice, system, and after idle and iowait: irq, softirq, steal.
+    // The fields are user, nice, system, (idle, iowait,) irq, softirq, steal.
     seconds([0, 1, 2, 5, 6, 7].iter().filter_map(|i| cpu.get(*i)).sum())
 }
 
@@ -79,7 +80,8 @@ struct Process {
 impl Process {
     fn read(dir: &Path) -> Option<Self> {
         let text = std::fs::read_to_string(dir.join("stat")).ok()?;
-        // The name, in parentheses, may hold blanks: count from what follows it.
+        // The name of the program is in parentheses and may hold blanks. So the fields after it are
+        // counted.
         let (head, rest) = text.rsplit_once(") ")?;
         let fields: Vec<&str> = rest.split(' ').collect();
         let number = |field: usize| fields.get(field - 3)?.parse::<u64>().ok();
@@ -100,7 +102,8 @@ fn trees(roots: &[u32]) -> Vec<Process> {
     let dirs = std::fs::read_dir("/proc").into_iter().flatten().flatten().map(|entry| entry.path()).filter(is_process);
     let mut all: Vec<Process> = dirs.filter_map(|dir| Process::read(&dir)).collect();
     let mut found: HashSet<u32> = roots.iter().copied().collect();
-    // A child may have a smaller number than its parent, once numbers start again.
+    // A child may have a smaller process id than its parent, because ids start again from the
+    // beginning.
     loop {
         let before = found.len();
         found.extend(all.iter().filter(|process| found.contains(&process.parent)).map(|process| process.pid).collect::<Vec<_>>());
@@ -143,7 +146,7 @@ pub fn run(command: &mut Command) -> Result<Ran> {
     let (pid, ended, start) = (child.id(), AtomicBool::new(false), Instant::now());
     let process = rustix::process::Pid::from_child(&child);
     let mut stderr = child.stderr.take().ok_or("no stderr")?;
-    let (output, peak, words) = std::thread::scope(|scope| {
+    let (output, peak, errors) = std::thread::scope(|scope| {
         let watch = scope.spawn(|| {
             let mut peak = 0;
             while !ended.load(Ordering::Relaxed) {
@@ -155,26 +158,26 @@ pub fn run(command: &mut Command) -> Result<Ran> {
             }
             peak
         });
-        let words = scope.spawn(move || {
-            let mut words = String::new();
-            stderr.read_to_string(&mut words).map(|_| words).unwrap_or_default()
+        let errors = scope.spawn(move || {
+            let mut errors = String::new();
+            stderr.read_to_string(&mut errors).map(|_| errors).unwrap_or_default()
         });
         let output = child.wait_with_output();
         ended.store(true, Ordering::Relaxed);
         watch.thread().unpark();
-        (output, watch.join().unwrap_or(0), words.join().unwrap_or_default())
+        (output, watch.join().unwrap_or(0), errors.join().unwrap_or_default())
     });
     let output = output?;
-    succeeded(command, output.status, &words)?;
+    succeeded(command, output.status, &errors)?;
     Ok(Ran { stdout: output.stdout, peak_memory: peak })
 }
 
-fn succeeded(command: &Command, status: ExitStatus, words: &str) -> Result<()> {
+fn succeeded(command: &Command, status: ExitStatus, errors: &str) -> Result<()> {
     if status.success() {
         return Ok(());
     }
     let program = Path::new(command.get_program()).file_name().unwrap_or_default().to_string_lossy().into_owned();
-    Err(format!("{program} ended with {status}: {}", words.trim()).into())
+    Err(format!("{program} ended with {status}: {}", errors.trim()).into())
 }
 
 /// Runs client commands at the same time, each to its end. Returns how long each took, in seconds
@@ -182,7 +185,7 @@ fn succeeded(command: &Command, status: ExitStatus, words: &str) -> Result<()> {
 /// of the processors.
 ///
 /// # Errors
-/// The first that failed, with its words.
+/// The first that failed, with what it wrote to stderr.
 pub fn together(commands: Vec<Command>) -> Result<Vec<f64>> {
     let start = Instant::now();
     std::thread::scope(|scope| {
@@ -199,7 +202,8 @@ pub fn together(commands: Vec<Command>) -> Result<Vec<f64>> {
     })
 }
 
-/// A program on the `PATH`, or where Debian has servers.
+/// The path of the first program with one of these names, on the `PATH` or in the folders in which
+/// Debian has servers.
 pub fn find(names: &[&str]) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let dirs = std::env::split_paths(&path).chain(["/usr/sbin", "/sbin"].map(PathBuf::from));
@@ -236,13 +240,13 @@ impl Server {
         }
     }
 
-    /// Its process id.
+    /// The server's process id.
     pub fn pid(&self) -> u32 {
         self.0.id()
     }
 }
 
-/// The end of a log.
+/// The last five lines of a log.
 pub fn tail(log: &Path) -> String {
     let text = std::fs::read(log).unwrap_or_default();
     let text = String::from_utf8_lossy(&text[text.len().saturating_sub(2000)..]).into_owned();
@@ -273,7 +277,7 @@ mod tests {
 
     #[test]
     fn processor_time_of_a_server_and_of_its_children_is_counted() {
-        // The shell starts another one, which computes, and waits for it.
+        // The shell starts a second shell, which computes, and waits for its end.
         let script = "sh -c 'i=0; while [ $i -lt 400000 ]; do i=$((i+1)); done; echo done; read x' ; true";
         let mut child = Command::new("sh").args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let servers = [child.id()];
@@ -288,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn commands_run_together_and_one_that_fails_is_an_error_with_its_words() {
+    fn commands_run_together_and_one_that_fails_is_an_error_with_its_message() {
         let shell = |script: &str| {
             let mut command = Command::new("sh");
             command.args(["-c", script]);
@@ -307,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_ends_at_once_is_an_error_with_its_words() {
+    fn a_server_that_ends_at_once_is_an_error_with_the_end_of_its_log() {
         let dir = tempfile::tempdir().unwrap();
         let started = Server::start(Command::new("sh").args(["-c", "echo no room >&2; exit 1"]), 1, &dir.path().join("log"));
         let error = started.err().unwrap().to_string();

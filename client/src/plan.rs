@@ -19,6 +19,10 @@ use std::collections::HashMap;
 /// Bytes of a frame besides its payload, at most.
 pub(crate) const FRAME_OVERHEAD: u64 = 128;
 
+/// Page chunks whose pages are looked at and moved at a time, with at most 1,024 pages each: what
+/// bounds memory, whatever the number of pages.
+pub(crate) const CHUNKS: usize = 128;
+
 /// A blob or node that a node lists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Item {

@@ -5,11 +5,12 @@
 //! ```
 //!
 //! Each step asks only below what the step before found lacking, so an unchanged snapshot takes
-//! three round trips and a small change six. A small plan is sent in one request. Otherwise several
-//! requests with blobs are in flight at a time, and the nodes come at the end: the registry accepts
-//! a node only after everything that it lists. Blobs that other clients are sending are not sent
-//! here too, but asked about again (`queue`). If the registry has forgotten the session, a new one
-//! is opened: the registry still has the blobs that it received.
+//! three round trips and a small change six. The pages of 128 page chunks are asked about and sent
+//! before those of the next, so that memory does not follow their number. A small plan is sent in
+//! one request. Otherwise several requests with blobs are in flight at a time, and the nodes come
+//! at the end: the registry accepts a node only after everything that it lists. Blobs that other
+//! clients are sending are not sent here too, but asked about again (`queue`). If the registry has
+//! forgotten the session, a new one is opened: the registry still has the blobs that it received.
 
 mod batch;
 mod into_store;
@@ -121,9 +122,9 @@ pub struct PushReport {
 /// Makes the registry hold a snapshot, and commits it.
 ///
 /// # Errors
-/// Errors of the source, before anything is sent; the registry's refusal, with the file if its
-/// bytes are wrong; [`Error::Unreachable`]. Nothing becomes visible, and running it again sends
-/// only what has not arrived.
+/// Errors of the source, before anything is sent, but for files of pages beyond the first 128 page
+/// chunks; the registry's refusal, with the file if its bytes are wrong; [`Error::Unreachable`].
+/// Nothing becomes visible, and running it again sends only what has not arrived.
 #[boxed]
 pub async fn push(source: &Source, remote: &Remote, target: PushTarget, progress: &Progress) -> Result<PushReport> {
     let (start, trips) = (Instant::now(), remote.round_trips());

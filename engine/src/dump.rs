@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 
 /// Name of the manifest in a snapshot directory.
 pub const MANIFEST: &str = "page_manifest.json";
-/// The layout's name.
+/// The name of the layout of pages.
 pub const LAYOUT: &str = "paged-batchinvariant-v1";
 
 /// One page's blobs.
@@ -49,17 +49,17 @@ pub struct Manifest {
     pub layout: String,
     /// Tokens in a page.
     pub page_size_tokens: u32,
-    /// Layers.
+    /// Number of layers.
     pub n_layers: u32,
-    /// KV heads.
+    /// Number of KV heads.
     pub n_heads: u32,
     /// Elements of a head.
     pub head_dim: u32,
-    /// Always `bf16` here.
+    /// Type of the elements. This engine always writes `bf16`.
     pub dtype: String,
-    /// Pages by ix.
+    /// Pages, sorted by `ix`.
     pub pages: Vec<Page>,
-    /// Sequences by id.
+    /// Sequences, sorted by `id`.
     pub logical_seqs: Vec<LogicalSeq>,
 }
 
@@ -90,7 +90,7 @@ impl Manifest {
     }
 }
 
-/// What was written.
+/// The amount that a [`SnapshotWriter`] has written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Written {
     /// Pages in the manifest.
@@ -109,14 +109,15 @@ pub struct SnapshotWriter {
 }
 
 impl SnapshotWriter {
-    /// Begins in a directory, which is created if need be and must not hold a manifest yet.
+    /// Begins a snapshot in a directory, which must not hold a manifest yet. Creates the directory
+    /// if it does not exist.
     ///
     /// # Errors
     /// [`EngineError::Snapshot`] if there is a manifest, [`EngineError::Io`].
     pub fn create(dir: &Path) -> Result<Self, EngineError> {
         std::fs::create_dir_all(dir).map_err(EngineError::io("create", dir))?;
         if dir.join(MANIFEST).exists() {
-            return Err(EngineError::Snapshot(format!("{} already holds a snapshot", dir.display())));
+            return Err(EngineError::Snapshot(format!("{} already holds a snapshot: choose another directory", dir.display())));
         }
         Ok(Self { dir: dir.to_owned(), written: Written::default() })
     }
@@ -129,7 +130,7 @@ impl SnapshotWriter {
         let digest = pfr_schema::Digest::sha256(bytes).hex();
         let path = blob_path(&self.dir, &digest);
         if !path.exists() {
-            self.parent(&path)?;
+            self.create_parent(&path)?;
             std::fs::write(&path, bytes).map_err(EngineError::io("write", &path))?;
             self.written.blobs += 1;
             self.written.bytes += bytes.len() as u64;
@@ -137,8 +138,7 @@ impl SnapshotWriter {
         Ok(format!("sha256:{digest}"))
     }
 
-    /// Takes a blob over from another snapshot directory: a hard link, or a copy across file
-    /// systems.
+    /// Links a blob from another snapshot directory, or copies it if it cannot be linked.
     ///
     /// # Errors
     /// [`EngineError::Snapshot`] if `digest` is not `sha256:<64 hex>`, [`EngineError::Io`].
@@ -149,14 +149,14 @@ impl SnapshotWriter {
         if to.exists() {
             return Ok(());
         }
-        self.parent(&to)?;
+        self.create_parent(&to)?;
         if std::fs::hard_link(&from, &to).is_err() {
             std::fs::copy(&from, &to).map_err(EngineError::io("copy", &from))?;
         }
         Ok(())
     }
 
-    fn parent(&self, path: &Path) -> Result<(), EngineError> {
+    fn create_parent(&self, path: &Path) -> Result<(), EngineError> {
         let parent = path.parent().unwrap_or(&self.dir);
         std::fs::create_dir_all(parent).map_err(EngineError::io("create", parent))
     }

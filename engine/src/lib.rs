@@ -3,7 +3,7 @@
 //!
 //! Demo, tests and benchmarks need KV bytes as a model makes them, and a process whose generation
 //! can be interrupted and continued from stored state. The product itself does not use this crate.
-//! It has two faces:
+//! It can be used in two ways:
 //!
 //! * [`Engine`]: SmolLM2-135M-Instruct in this process, in ordinary memory — for snapshot
 //!   directories and measurements.
@@ -12,9 +12,9 @@
 //!   two cores ([`compute`]): SmolLM2 again, or a random [`hybrid`] with recurrent state and a
 //!   sliding window.
 //!
-//! Its promise, bit for bit: the same tokens give the same pages and logits in every run, on every
-//! machine, with any number of threads, however the prompt is cut, in any physical blocks, whatever
-//! these held before, and after a restore.
+//! The same tokens always give the same bits of pages and logits. These do not depend on the
+//! machine or the number of threads. They depend neither on the pieces in which a prompt is
+//! appended, nor on the physical blocks or their earlier content. A restore keeps them the same.
 #![warn(missing_docs)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
@@ -108,7 +108,8 @@ impl Engine {
         let model = Model::from_gguf(&gguf, threads(options))?;
         let tokenizer = Tokenizer::from_gguf(&gguf)?;
         if tokenizer.vocabulary() != model.config().vocabulary {
-            return Err(EngineError::Gguf(format!("{} tokens for {:?}", tokenizer.vocabulary(), model.config())));
+            let (has, config) = (tokenizer.vocabulary(), model.config());
+            return Err(EngineError::Gguf(format!("the tokeniser has {has} tokens, which does not fit the model: {config:?}")));
         }
         Ok(Self::assemble(Arc::new(model), Arc::new(tokenizer), options))
     }
@@ -216,7 +217,7 @@ impl Engine {
     }
 
     /// Appends `count` tokens, each the one with the highest logit, and returns them. The end token
-    /// does not stop it.
+    /// does not end the generation.
     ///
     /// # Errors
     /// [`EngineError::NoSequence`], [`EngineError::EmptySequence`], [`EngineError::ContextFull`],
@@ -225,8 +226,8 @@ impl Engine {
         self.generate_with(seq, count, &mut Sampler::Greedy, |_| true)
     }
 
-    /// Appends up to `count` tokens chosen by `sampler`, as long as `go_on` says so of each (the
-    /// one it refuses is still appended), and returns them.
+    /// Appends up to `count` tokens that `sampler` chooses, and returns them. Calls `go_on` with
+    /// each appended token, and ends when it returns `false`.
     ///
     /// # Errors
     /// As [`Engine::generate`].
@@ -261,7 +262,7 @@ impl Engine {
         Ok(fork)
     }
 
-    /// Forgets a sequence and gives back pages no other sequence holds.
+    /// Forgets a sequence, and frees the pages that no other sequence holds.
     ///
     /// # Errors
     /// [`EngineError::NoSequence`].
@@ -290,7 +291,7 @@ impl Engine {
     /// little-endian bfloat16.
     ///
     /// # Panics
-    /// If the block is not of this engine: a bug in the caller.
+    /// If the block does not belong to this engine, which is a bug in the caller.
     #[must_use]
     pub fn page_bytes(&self, block: BlockId) -> (&[u8], &[u8]) {
         self.cache.page(block)

@@ -1,6 +1,6 @@
 #![no_main]
-//! Access tokens, scopes, tokens of issuers and their key sets: whatever is sent, nothing panics,
-//! and only what was signed by the issuer's key opens anything.
+//! Access tokens, scopes, tokens of issuers and their key sets: no input causes a panic, and only a
+//! token that the issuer's key has signed is accepted.
 
 use libfuzzer_sys::fuzz_target;
 use pfr_registry::jwt::keys::KeySet;
@@ -23,7 +23,7 @@ fuzz_target!(|text: &str| {
         assert_eq!(token.expose(), text);
     }
     if let Ok(scope) = text.parse::<AccessScope>() {
-        assert_eq!(scope.to_string().parse::<AccessScope>().expect("prints what parses"), scope);
+        assert_eq!(scope.to_string().parse::<AccessScope>().expect("a printed scope parses"), scope);
     }
     let _ = settings::parse(text);
     if let Ok(keys) = KeySet::parse(text.as_bytes()) {
@@ -32,7 +32,8 @@ fuzz_target!(|text: &str| {
     if let Ok(token) = Unverified::parse(text) {
         assert!(token.verify(&ISSUER, &OURS).is_err());
     }
-    // The same as the parts of a token, which text rarely is.
+    // Arbitrary text is rarely a token with three parts. So the text is also used as the content of
+    // the first two parts.
     let mut parts = text.splitn(2, '\n');
     let encoded = |part: Option<&str>| base64url(part.unwrap_or_default().as_bytes());
     let token = format!("{}.{}.AAAA", encoded(parts.next()), encoded(parts.next()));

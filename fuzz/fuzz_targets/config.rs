@@ -1,5 +1,5 @@
 #![no_main]
-//! A configuration that parses is read back from its own bytes.
+//! A configuration that parses stays the same when it is written and parsed again.
 
 use libfuzzer_sys::fuzz_target;
 use pfr_schema::Limits;
@@ -18,8 +18,9 @@ fn has_fraction(value: &Value) -> bool {
 fuzz_target!(|bytes: &[u8]| {
     let limits = Limits::default();
     let Ok(config) = SnapshotConfig::parse(bytes, &limits) else { return };
-    let again = SnapshotConfig::parse(&config.to_bytes(), &limits).expect("bytes of ours parse");
-    // The JSON parser may be off by the last bit of a fraction; the stored bytes are what counts.
+    let again = SnapshotConfig::parse(&config.to_bytes(), &limits).expect("a written configuration parses");
+    // The JSON parser may be wrong in the last bit of a fraction. That is harmless: only the stored
+    // bytes count.
     if !config.deployment.values().any(has_fraction) {
         assert_eq!(again, config);
     }

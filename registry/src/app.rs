@@ -35,6 +35,8 @@ pub(crate) struct App {
     pub(crate) domains: Domains,
     /// What checks tokens; none if every caller may do everything.
     pub(crate) gate: Option<Arc<Gate>>,
+    /// Whether requests are steps of their callers' traces.
+    pub(crate) continues_traces: bool,
     /// Whether every caller may read the metrics.
     pub(crate) open_metrics: bool,
     /// The audit log.
@@ -92,6 +94,7 @@ impl App {
             proxies: config.proxies,
             has_tls: config.has_tls(),
             hosts: Hosts::of(config),
+            continues_traces: config.continues_traces(),
             open_metrics: config.open_metrics,
             domains: Domains::new(domains, limits, config),
             redirects: redirects.map(Arc::new),

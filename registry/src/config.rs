@@ -262,6 +262,10 @@ settings! {
     /// Which spans are sent: a level, or per-module directives such as `pfr_registry=info`
     /// [default: none]. Without it, those of `pf` from `info` on.
     trace_filter: String = String::new(), "PF_REGISTRY_TRACE_FILTER", "FILTER";
+    /// Continue the traces of callers also where others than this machine may call [default:
+    /// false]: a caller then decides whether its requests are recorded. A registry on loopback
+    /// without --proxies and --behind-proxy always does.
+    trust_traces: bool = false, "PF_REGISTRY_TRUST_TRACES", "BOOL", num_args = 0..=1, default_missing_value = "true";
 }
 
 /// A set of codecs as settings have it.
@@ -530,6 +534,13 @@ impl Config {
     /// Where traces go.
     pub(crate) fn trace_settings(&self) -> TraceSettings {
         TraceSettings { endpoint: self.otlp_endpoint.clone(), headers: self.otlp_headers.clone(), filter: self.trace_filter.clone() }
+    }
+
+    /// Whether requests are steps of their callers' traces: a caller that is not trusted must not
+    /// decide what is recorded.
+    #[must_use]
+    pub fn continues_traces(&self) -> bool {
+        self.trust_traces || (self.listen.ip().is_loopback() && self.proxies == 0 && !self.behind_proxy)
     }
 
     /// The settings of the store.

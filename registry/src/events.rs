@@ -1,14 +1,14 @@
-//! One reader of the events of a domain, as the pieces of its answer.
+//! One reader of the events of a domain: the answer to `GET /v1/events`, piece by piece.
 //!
 //! ```text
 //! table of events ─▶ twice a second: some rows after the position ─▶ may the caller see it? does it want it? ─▶ a piece
-//!                         │                                             no: the position moves on, and is told now and then
-//!                         └▶ not this log, or forgotten ─▶ `reset`
+//!                         │                                             no: the position moves on, and is sent now and then
+//!                         └▶ another log, or rows already forgotten ─▶ `reset`
 //! ```
 //!
-//! A reader holds nothing but its position and one piece: the next rows are read when the last
-//! piece was sent. So a slow reader costs no memory, and one that takes nothing is cut as every
-//! client is that does not take its answer. Decision 59 has the reasons.
+//! A reader holds nothing but its position and one piece: the next rows are read after the last
+//! piece was sent. So a slow reader costs no memory. The registry closes the connection of a reader
+//! that takes nothing, as it does for every answer. Decision 59 has the reasons.
 
 mod places;
 
@@ -29,10 +29,11 @@ use std::io;
 use std::time::{Duration, Instant};
 
 /// How often the table is read.
-const LOOK: Duration = Duration::from_millis(500);
-/// After so much silence there is a comment: proxies and clients see that the stream lives.
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
+/// A comment is sent after this time without an event. It shows proxies and clients that the stream
+/// is alive.
 const HEARTBEAT: Duration = Duration::from_secs(15);
-/// Rows read at a time: what bounds memory.
+/// Rows that are read at a time. This bounds the memory of a reader.
 const PAGE: usize = 64;
 /// Milliseconds after which a browser connects again.
 const RETRY: u64 = 2000;
@@ -51,7 +52,7 @@ impl Filter {
     }
 }
 
-/// Counts a stream.
+/// A stream that is open: the metric counts it until this is dropped.
 struct Open;
 
 impl Open {
@@ -67,19 +68,19 @@ impl Drop for Open {
     }
 }
 
-/// A reader.
+/// The state of one reader.
 pub(crate) struct Follower {
     domains: Domains,
     domain: DomainName,
     standing: Standing,
     filter: Filter,
-    /// Whether it waits for more when it has read everything.
+    /// Whether the answer goes on after the last event, and waits for new ones.
     waits: bool,
-    /// All events up to here were sent, or are not for this reader.
+    /// All events up to this id were sent, or are not for this reader.
     position: EventId,
-    /// The last id that the reader was told.
+    /// The last id that was sent to the reader.
     told: Option<EventId>,
-    /// Sent before anything else.
+    /// The piece that is sent before anything else.
     first: Option<String>,
     /// When something was sent last.
     sent: Instant,
@@ -88,16 +89,16 @@ pub(crate) struct Follower {
     _place: Place,
 }
 
-/// The result of a look at the table.
+/// The result of one read of the table.
 enum Found {
     /// Text for the reader, which may be empty, and whether there are more rows.
     Text(String, bool),
-    /// The log is another one, or has forgotten what comes next.
+    /// The domain has another log than before, or the rows after the position were deleted.
     Gap,
 }
 
 impl Follower {
-    /// Begins at the event `after`, or now.
+    /// Begins after the event `after`, or else with the next event that happens.
     ///
     /// # Errors
     /// Those of the store.
@@ -115,7 +116,7 @@ impl Follower {
         let mut first = format!("retry: {RETRY}\n");
         let (position, told) = match after {
             Some(after) if goes_on(&after, &log) => {
-                // No id: the reader has it.
+                // No id is sent: the reader gave it.
                 first.push('\n');
                 (after.clone(), Some(after))
             }
@@ -124,7 +125,8 @@ impl Follower {
                 (now.clone(), Some(now))
             }
             None => {
-                // A reader that is cut before the first event comes back to here.
+                // A reader whose connection breaks before the first event sends this id when it
+                // connects again.
                 first.push_str(&format!("id: {now}\n\n"));
                 (now.clone(), Some(now))
             }
@@ -145,8 +147,9 @@ impl Follower {
         })
     }
 
-    /// The answer, piece by piece. A reader that does not wait takes the end of it for the last
-    /// event that there is, so an answer that ends before is cut.
+    /// The answer, piece by piece. For a reader that does not wait, the regular end of the answer
+    /// means that there are no more events. So an answer that ends earlier ends with an error,
+    /// which breaks the connection.
     pub(crate) fn pieces(self) -> impl Stream<Item = io::Result<Bytes>> + Send {
         stream::unfold(self, |mut follower| async move {
             let piece = match follower.next().await {
@@ -161,8 +164,8 @@ impl Follower {
         })
     }
 
-    /// The next piece; none at the end. An error ends the answer: the client connects again, and is
-    /// told what is wrong.
+    /// The next piece; `None` at the end. An error ends the answer: the client connects again, and
+    /// the answer to that request says what is wrong.
     async fn next(&mut self) -> Option<String> {
         if let Some(first) = self.first.take() {
             return Some(first);
@@ -185,8 +188,9 @@ impl Follower {
             self.is_over = !self.waits && !has_more;
             let is_silent = text.is_empty() && (self.is_over || self.sent.elapsed() >= HEARTBEAT);
             if is_silent {
-                // A comment keeps the connection. The id, where others were left out: a reader that
-                // comes back need not have them looked at again, until they are forgotten.
+                // A comment keeps the connection open. The id is sent too, because events may have
+                // been left out since the last one: a reader that connects again need not begin
+                // before them.
                 text.push_str(":\n");
                 self.tell(&mut text);
                 text.push('\n');
@@ -197,14 +201,14 @@ impl Follower {
             }
             if !has_more {
                 tokio::select! {
-                    () = tokio::time::sleep(LOOK) => {}
+                    () = tokio::time::sleep(POLL_INTERVAL) => {}
                     () = self.domains.stopping().used_up() => return None,
                 }
             }
         }
     }
 
-    /// Adds the position, if the reader does not have it.
+    /// Adds the position to `text`, if the reader does not have it.
     fn tell(&mut self, text: &mut String) {
         if self.told.as_ref() != Some(&self.position) {
             text.push_str(&format!("id: {}\n", self.position));
@@ -214,7 +218,8 @@ impl Follower {
 
     /// Reads some rows after the position.
     async fn look(&mut self) -> Result<Found, ApiError> {
-        // Each time anew: a token may have been revoked, and a domain deleted.
+        // Each read checks the token and the domain again: a token may have been revoked, and a
+        // domain may have been deleted.
         let caller = self.standing.pulls(&self.domain).await?;
         let domain = self.domains.get(&self.domain).await?;
         let page = domain.store.metadata().events(self.position.number, PAGE).await?;
@@ -242,7 +247,8 @@ impl Follower {
         }
     }
 
-    /// Goes on from now, and says so; none if that is not possible.
+    /// Moves the position to the end of the log, and returns the event that says so. `None` if the
+    /// domain or its database does not answer.
     async fn start_again(&mut self) -> Option<String> {
         let begun = async {
             let domain = self.domains.get(&self.domain).await?;
@@ -255,12 +261,13 @@ impl Follower {
     }
 }
 
-/// Whether all events after an id are in the log, or still to come.
+/// Whether a reader can continue after the id: all events after it are in the log, or have not
+/// happened yet.
 fn goes_on(after: &EventId, log: &EventLog) -> bool {
     after.epoch == log.epoch && (log.forgotten..=log.last).contains(&after.number)
 }
 
-/// The event that says that others are lost.
+/// The event that tells a reader that it has missed events.
 fn reset(now: &EventId) -> Result<String, ApiError> {
     let reason = "the registry does not know any more what happened after the id that was sent; read the lists again".to_owned();
     let data = serde_json::to_string(&EventReset { id: now.to_string(), reason }).map_err(|e| ApiError::internal(e.to_string()))?;
@@ -317,12 +324,12 @@ mod tests {
     }
 
     #[test]
-    fn an_id_goes_on_in_its_log_from_what_is_kept_to_what_there_is() {
+    fn a_reader_continues_only_in_the_same_log_and_only_if_no_event_is_missed() {
         let at = |epoch: &str, number| EventId { epoch: epoch.into(), number };
         for (id, expected) in [
             (at("e1", 10), true),
             (at("e1", 20), true),
-            // Of an older database, put back from a backup.
+            // The log ends before this id: the database was restored from a backup.
             (at("e1", 21), false),
             (at("e1", 9), false),
             (at("e2", 15), false),
@@ -333,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn a_filter_for_repositories_leaves_out_what_is_about_none() {
+    fn a_filter_for_repositories_leaves_out_events_about_no_repository() {
         let report = pfr_schema::api::GcReport { id: "run".into(), released: 2, ..Default::default() };
         let event = Event { number: 7, at: 5, what: Happening::Collection(report) };
         let event = described(event, &EventId { epoch: "e1".into(), number: 7 });

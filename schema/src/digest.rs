@@ -162,9 +162,36 @@ impl Digest {
     }
 }
 
+/// Bytes of the longest digest as text: a name, a colon, two digits for each byte.
+const TEXT: usize = 6 + 1 + 2 * 64;
+
+/// The value of each lower-case hex digit; above 15 for any other byte.
+static DIGITS: [u8; 256] = {
+    let mut values = [0xff; 256];
+    let mut digit = 0;
+    while digit < 16 {
+        values[b"0123456789abcdef"[digit] as usize] = digit as u8;
+        digit += 1;
+    }
+    values
+};
+
+impl Digest {
+    /// As text, without an allocation: a page manifest may have a million digests.
+    fn text<'b>(&self, buffer: &'b mut [u8; TEXT]) -> &'b str {
+        let name = self.algorithm.name();
+        let text = &mut buffer[..name.len() + 1 + 2 * self.algorithm.len()];
+        let (front, digits) = text.split_at_mut(name.len() + 1);
+        front[..name.len()].copy_from_slice(name.as_bytes());
+        front[name.len()] = b':';
+        hex::encode_to_slice(self.as_bytes(), digits).unwrap_or_else(|e| unreachable!("each byte has two digits: {e}"));
+        std::str::from_utf8(text).unwrap_or_else(|e| unreachable!("names and digits are ASCII: {e}"))
+    }
+}
+
 impl fmt::Display for Digest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.algorithm, self.hex())
+        f.write_str(self.text(&mut [0; TEXT]))
     }
 }
 
@@ -187,19 +214,23 @@ impl FromStr for Digest {
         if hex_digits.len() != algorithm.len() * 2 {
             return Err(fail("wrong number of hex digits"));
         }
+        let (mut bytes, mut largest) = ([0; 64], 0);
+        for (byte, pair) in bytes.iter_mut().zip(hex_digits.as_bytes().chunks_exact(2)) {
+            let (high, low) = (DIGITS[usize::from(pair[0])], DIGITS[usize::from(pair[1])]);
+            largest = high.max(low).max(largest);
+            *byte = (high << 4) | low;
+        }
         // Upper case would give one blob two names.
-        if !hex_digits.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')) {
+        if largest > 15 {
             return Err(fail("expected lower-case hex digits"));
         }
-        let mut bytes = [0; 64];
-        hex::decode_to_slice(hex_digits, &mut bytes[..algorithm.len()]).map_err(|_| fail("expected lower-case hex digits"))?;
         Ok(Self { algorithm, bytes })
     }
 }
 
 impl Serialize for Digest {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
+        serializer.serialize_str(self.text(&mut [0; TEXT]))
     }
 }
 

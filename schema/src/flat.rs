@@ -1,12 +1,13 @@
 //! The flat page manifest `paged-batchinvariant-v1`: the interchange form, byte-compatible with
 //! ProcessFork's `pf-cache` 1.0.15.
 
-use crate::digest::{Algorithm, Digest};
+use crate::digest::{Algorithm, Digest, Hasher};
 use crate::error::FormatError;
 use crate::geometry::{Dtype, Geometry};
 use crate::json;
 use crate::limits::Limits;
 use serde::{Deserialize, Serialize};
+use std::io;
 
 /// The only layout a flat manifest may name.
 pub const LAYOUT: &str = "paged-batchinvariant-v1";
@@ -72,6 +73,46 @@ pub struct FlatManifest {
     page_bytes: u64,
     pages: Vec<Page>,
     sequences: Vec<Sequence>,
+    /// Of its bytes, which it does not hold.
+    digest: Digest,
+}
+
+/// What is written, without a copy of the pages.
+#[derive(Serialize)]
+struct Borrowed<'a> {
+    layout: &'static str,
+    page_size_tokens: u32,
+    n_layers: u32,
+    n_heads: u32,
+    head_dim: u32,
+    dtype: Dtype,
+    pages: &'a [Page],
+    logical_seqs: &'a [Sequence],
+}
+
+/// Compares what is written with the bytes that are expected.
+struct Compare<'a> {
+    left: &'a [u8],
+    /// How many bytes are alike.
+    alike: usize,
+}
+
+impl io::Write for Compare<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if let Some(left) = self.left.strip_prefix(bytes) {
+            self.left = left;
+            self.alike += bytes.len();
+            return Ok(bytes.len());
+        }
+        self.alike += bytes.iter().zip(self.left).take_while(|(a, b)| a == b).count();
+        // A buffer before this writer may try again.
+        self.left = &[];
+        Err(io::ErrorKind::InvalidData.into())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 impl FlatManifest {
@@ -83,9 +124,11 @@ impl FlatManifest {
         pages.sort_by_key(|p| p.ix);
         sequences.sort_by(|a, b| a.id.cmp(&b.id));
         let page_bytes = geometry.page_bytes(limits)?;
-        let manifest = Self { geometry, page_bytes, pages, sequences };
+        let manifest = Self { geometry, page_bytes, pages, sequences, digest: Digest::sha256(b"") };
         manifest.check(limits)?;
-        Ok(manifest)
+        let mut hasher = Hasher::new(Algorithm::Sha256);
+        manifest.write(&mut hasher).unwrap_or_else(|e| unreachable!("a hasher takes everything: {e}"));
+        Ok(Self { digest: hasher.finish(), ..manifest })
     }
 
     /// Parses a manifest; its bytes must be the canonical ones, so that the flat form can be given
@@ -94,7 +137,7 @@ impl FlatManifest {
     /// # Errors
     /// [`FormatError`] with JSON path, expected and found.
     pub fn parse(bytes: &[u8], limits: &Limits) -> Result<Self, FormatError> {
-        let wire: Wire = json::parse(DOCUMENT, bytes, limits.document_bytes)?;
+        let wire: Wire = json::parse_many(DOCUMENT, bytes, limits.document_bytes)?;
         if wire.layout != LAYOUT {
             return Err(FormatError::field(DOCUMENT, "$.layout", format!("{LAYOUT:?}"), format!("{:?}", wire.layout)));
         }
@@ -105,11 +148,13 @@ impl FlatManifest {
             head_dim: wire.head_dim,
             dtype: wire.dtype,
         };
-        let manifest = Self { geometry, page_bytes: geometry.page_bytes(limits)?, pages: wire.pages, sequences: wire.logical_seqs };
+        let page_bytes = geometry.page_bytes(limits)?;
+        let manifest = Self { geometry, page_bytes, pages: wire.pages, sequences: wire.logical_seqs, digest: Digest::sha256(bytes) };
         manifest.check(limits)?;
-        let canonical = manifest.to_bytes();
-        if canonical != bytes {
-            let at = canonical.iter().zip(bytes).position(|(a, b)| a != b).unwrap_or(canonical.len().min(bytes.len()));
+        let mut compare = Compare { left: bytes, alike: 0 };
+        let is_canonical = manifest.write(&mut compare).is_ok() && compare.left.is_empty();
+        if !is_canonical {
+            let at = compare.alike;
             return Err(FormatError::field(
                 DOCUMENT,
                 format!("byte {at}"),
@@ -150,6 +195,11 @@ impl FlatManifest {
                 }
             }
         }
+        // Most manifests have all indices from 0 on.
+        let has = |ix: u32| {
+            let at_its_place = self.pages.get(ix as usize).is_some_and(|page| page.ix == ix);
+            at_its_place || self.pages.binary_search_by_key(&ix, |page| page.ix).is_ok()
+        };
         let mut listed = 0_u64;
         for (i, sequence) in self.sequences.iter().enumerate() {
             if let Some(previous) = i.checked_sub(1).map(|p| &self.sequences[p].id) {
@@ -180,7 +230,7 @@ impl FlatManifest {
                 sequence.page_ixs.is_empty(),
             )?;
             for (j, ix) in sequence.page_ixs.iter().enumerate() {
-                if self.pages.binary_search_by_key(ix, |p| p.ix).is_err() {
+                if !has(*ix) {
                     return Err(FormatError::field(
                         DOCUMENT,
                         format!("$.logical_seqs[{i}].page_ixs[{j}]"),
@@ -196,19 +246,22 @@ impl FlatManifest {
     /// The manifest's bytes: compact JSON.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
-        #[derive(Serialize)]
-        struct Borrowed<'a> {
-            layout: &'static str,
-            page_size_tokens: u32,
-            n_layers: u32,
-            n_heads: u32,
-            head_dim: u32,
-            dtype: Dtype,
-            pages: &'a [Page],
-            logical_seqs: &'a [Sequence],
-        }
+        json::bytes(&self.borrowed())
+    }
+
+    /// The digest of [`Self::to_bytes`], SHA-256.
+    #[must_use]
+    pub fn digest(&self) -> Digest {
+        self.digest
+    }
+
+    fn write(&self, writer: impl io::Write) -> io::Result<()> {
+        json::write(&self.borrowed(), writer)
+    }
+
+    fn borrowed(&self) -> Borrowed<'_> {
         let g = self.geometry;
-        json::bytes(&Borrowed {
+        Borrowed {
             layout: LAYOUT,
             page_size_tokens: g.page_size_tokens,
             n_layers: g.n_layers,
@@ -217,7 +270,7 @@ impl FlatManifest {
             dtype: g.dtype,
             pages: &self.pages,
             logical_seqs: &self.sequences,
-        })
+        }
     }
 
     /// The shape of its pages.

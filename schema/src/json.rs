@@ -6,6 +6,7 @@ mod strict;
 use crate::error::{FormatError, shorten};
 use serde::de::DeserializeOwned;
 use serde_path_to_error::Segment;
+use std::io::{self, BufWriter, Write};
 use strict::Strict;
 
 /// Parses a whole document of at most `limit` bytes. Trailing bytes are refused, and an array where
@@ -26,6 +27,24 @@ pub fn parse<T: DeserializeOwned>(document: &'static str, bytes: &[u8], limit: u
     })?;
     deserializer.end().map_err(|e| FormatError::Json { document, path: "$".into(), reason: e.to_string() })?;
     Ok(value)
+}
+
+/// The same for a document of many small values. It is parsed without paths first, since they take
+/// a string for each key; one that is wrong is parsed again, to say where.
+///
+/// # Errors
+/// As [`parse`].
+pub(crate) fn parse_many<T: DeserializeOwned>(document: &'static str, bytes: &[u8], limit: u64) -> Result<T, FormatError> {
+    if bytes.len() as u64 <= limit {
+        let mut deserializer = serde_json::Deserializer::from_slice(bytes);
+        let parsed: Result<T, serde_json::Error> = serde::Deserialize::deserialize(Strict(&mut deserializer));
+        if let Ok(value) = parsed
+            && deserializer.end().is_ok()
+        {
+            return Ok(value);
+        }
+    }
+    parse(document, bytes, limit)
 }
 
 /// Takes a value apart that was parsed before, as strictly as [`parse`] does.
@@ -49,4 +68,14 @@ fn path(path: &serde_path_to_error::Path) -> String {
 /// Compact JSON in field order. Our documents contain nothing that can fail to serialize.
 pub(crate) fn bytes<T: serde::Serialize>(value: &T) -> Vec<u8> {
     serde_json::to_vec(value).unwrap_or_else(|e| unreachable!("documents have string keys and finite numbers only: {e}"))
+}
+
+/// Writes the same bytes, a few at a time.
+///
+/// # Errors
+/// Those of the writer.
+pub(crate) fn write<T: serde::Serialize>(value: &T, writer: impl Write) -> io::Result<()> {
+    let mut writer = BufWriter::new(writer);
+    serde_json::to_writer(&mut writer, value)?;
+    writer.flush()
 }

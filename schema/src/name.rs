@@ -40,8 +40,9 @@ pub(crate) fn name_error(what: &'static str, found: &str, reason: &'static str) 
     FormatError::Name { what, found: found.chars().take(300).collect(), reason }
 }
 
-/// A namespace of snapshots and tags, `team/agent`; OCI's grammar: lower-case letters, digits and
-/// single separators (`.`, `_`, `__`, `-`…), components joined by `/`, at most 255 bytes.
+/// A namespace of snapshots and tags, such as `team/agent`. The grammar is that of OCI: components
+/// of lower-case letters, digits and single separators (`.`, `_`, `__`, or any number of `-`) are
+/// joined by `/`. A name has at most 255 bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct RepositoryName(String);
@@ -95,9 +96,10 @@ pub struct DomainName(String);
 text_newtype!(DomainName, "domain name");
 
 impl DomainName {
-    /// The domain that exists from the first start, and that a request means if it names none.
+    /// The domain that exists from the first start. A request that names no domain is for this one.
     pub const DEFAULT: &str = "default";
-    /// The first segment of the base path of a domain, and the folder of all but the default one.
+    /// The first segment of the base path of a domain. On storage, the folder that holds the
+    /// folders of all domains but the default one.
     pub const FOLDER: &str = "domains";
 
     /// Whether it is the default domain.
@@ -152,22 +154,22 @@ impl FromStr for Tag {
     }
 }
 
-/// Which snapshot of a repository: by tag, `N` parents above a tag, or by digest, which may be cut
-/// short.
+/// Which snapshot of a repository: by tag, `N` parents above a tag, or by digest, which may be
+/// shortened.
 ///
 /// As text: `tag`, `tag~N`, `sha256:2a19b2…` or `@2a19b2…`; this is also the `{ref}` of REST paths.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Selector {
-    /// The snapshot a tag points to, or the `back`-th first parent of it.
+    /// The snapshot that a tag points at, or an ancestor of that snapshot.
     Tag {
         /// The tag.
         tag: Tag,
-        /// How many parents up; 0 is the tag's own snapshot.
+        /// How many steps to the first parent; 0 is the tag's own snapshot.
         back: u32,
     },
-    /// The snapshot itself.
+    /// The snapshot with this digest.
     Digest(Digest),
-    /// The one snapshot whose digest begins so.
+    /// The only snapshot whose digest begins with this text.
     Prefix(DigestPrefix),
 }
 
@@ -181,7 +183,7 @@ impl Selector {
         }
     }
 
-    /// A digest, or the beginning of one.
+    /// The selector for a digest, or for the beginning of one.
     fn of_digest(text: &str) -> Result<Self, FormatError> {
         text.parse().map(Self::Digest).or_else(|_| text.parse().map(Self::Prefix))
     }
@@ -240,19 +242,19 @@ impl<'de> Deserialize<'de> for Selector {
 
 /// `[[http(s)://]host[:port]/[domains/name/]]repository[:tag[~N]|@digest]`.
 ///
-/// Without a scheme, the first component is a host as docker has it: if a `/` follows it and it is
-/// `localhost` or contains a `.` or a `:`. A loopback host is asked over http, any other over
-/// https. `/` before a repository says that there is no host in it. After a host, `domains/NAME/`
-/// names a domain: a repository of the default domain whose own name begins like that is written
-/// with `domains/default/` before it.
+/// Without a scheme, docker's rule says whether the first component is a host: a `/` follows it,
+/// and it is `localhost` or contains a `.` or a `:`. A loopback host is reached over http, any
+/// other over https. A `/` at the beginning says that the reference has no host. After a host,
+/// `domains/NAME/` names a domain. A repository of the default domain whose own name begins with
+/// `domains/NAME/` is written with `domains/default/` before it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Reference {
-    /// The registry's base URL without a trailing slash, if the reference names one; with the base
-    /// path of the domain, if that is named too.
+    /// The registry's base URL without a trailing slash, if the reference names a registry. It ends
+    /// with the base path of the domain, if the reference names one other than the default.
     pub registry: Option<String>,
     /// The repository.
     pub repository: RepositoryName,
-    /// The snapshot, if the reference names one; commands mean `latest` otherwise.
+    /// The snapshot, if the reference names one. Commands take `latest` otherwise.
     pub selector: Option<Selector>,
 }
 
@@ -310,15 +312,15 @@ impl FromStr for Reference {
     }
 }
 
-/// Whether `text` is `<algorithm>:<hex>`, whole or cut short: as a reference it would be a tag of a
-/// repository `sha256`.
+/// Whether `text` is `<algorithm>:<hex>`, complete or shortened. Read as a reference, it would be a
+/// tag of a repository `sha256`.
 #[must_use]
 pub fn is_bare_digest(text: &str) -> bool {
     let known = |name: &str| Algorithm::ALL.iter().any(|algorithm| algorithm.name() == name);
     text.split_once(':').is_some_and(|(name, _)| known(name)) && text.parse::<DigestPrefix>().is_ok()
 }
 
-/// The registry's base URL, if the text names one, and the rest.
+/// The registry's base URL, if `text` names a registry, and the rest of `text`.
 fn split_registry(text: &str) -> Result<(Option<String>, &str), FormatError> {
     if let Some((scheme, rest)) = text.split_once("://") {
         if !matches!(scheme, "http" | "https") {
@@ -330,7 +332,7 @@ fn split_registry(text: &str) -> Result<(Option<String>, &str), FormatError> {
         return Ok(with_domain(format!("{scheme}://{host}"), path));
     }
     if let Some((host, path)) = host_and_path(text) {
-        // Without a scheme this may be a path of a file system, which is no host.
+        // Without a scheme, `text` may be the path of a file, such as `../x`.
         if !host.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '[') || host.contains("..") {
             return Err(name_error("reference", text, "expected a repository, or host/repository"));
         }
@@ -346,8 +348,8 @@ fn split_registry(text: &str) -> Result<(Option<String>, &str), FormatError> {
     }
 }
 
-/// The base URL of a registry, with that of the domain that the path names, and the repository's
-/// path.
+/// The base URL of the domain that `path` begins with, and the rest of `path`. If `path` names no
+/// domain, or the default one, the base URL is that of the registry.
 fn with_domain(registry: String, path: &str) -> (Option<String>, &str) {
     match domain_and_path(path) {
         Some((domain, path)) if domain.is_default() => (Some(registry), path),

@@ -141,7 +141,7 @@ impl PageTree {
                 .iter()
                 .map(|s| TreeSequence { id: s.id.clone(), ix: s.page_ixs.iter().copied().collect(), fill: s.fill_in_last_page })
                 .collect(),
-            flat_digest: Some(Digest::sha256(&manifest.to_bytes())),
+            flat_digest: Some(manifest.digest()),
         };
         tree.check_shard()?;
         Ok((tree, documents))
@@ -175,7 +175,7 @@ impl PageTree {
             .map(|s| Sequence { id: s.id.clone(), page_ixs: s.ix.iter().collect(), fill_in_last_page: s.fill })
             .collect();
         let flat = FlatManifest::new(geometry, pages, sequences, limits)?;
-        let found = Digest::sha256(&flat.to_bytes());
+        let found = flat.digest();
         if found != flat_digest {
             return Err(FormatError::DigestMismatch { expected: flat_digest.to_string(), found: found.to_string() });
         }

@@ -1,8 +1,8 @@
 //! Access tokens: making, finding and revoking them.
 //!
-//! They are kept beside the catalogue of domains. The secret is shown once, when a token is made:
-//! only its hash is stored, and neither packs nor journal have it, so a rebuilt database has no
-//! tokens.
+//! They are kept beside the catalogue of domains. The secret of a token is shown once, when the
+//! token is made: only the hash of the secret is stored. Packs and journal hold nothing of tokens,
+//! so a rebuilt database has none.
 
 use crate::Store;
 use crate::error::{Error, Result};
@@ -11,32 +11,33 @@ use pfr_schema::{AccessScope, AccessToken, AccessTokenId, DomainName};
 use std::time::Duration;
 use subtle::ConstantTimeEq as _;
 
-/// How long a token that is not valid any more is listed.
+/// How long a token is listed after it expired or was revoked.
 const KEPT: Duration = Duration::from_secs(90 * 86_400);
 /// How exact the time of the last use is.
-const COARSE: Duration = Duration::from_secs(60);
-/// Most characters of a label.
+const USE_RESOLUTION: Duration = Duration::from_secs(60);
+/// The greatest number of characters in a label.
 const LABEL: usize = 100;
-/// Ids that may be taken before making a token fails: each has 16 random bits for its millisecond.
+/// How many ids are tried for a new token. An id is a time in milliseconds and 16 random bits, so
+/// another token of the same millisecond may have it.
 const TRIES: usize = 8;
 
 /// A token to be made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewAccessToken {
-    /// For people, 1 to 100 characters.
+    /// A description for people, 1 to 100 characters.
     pub label: String,
-    /// The only domain that it is for; none for every domain.
+    /// The only domain that the token is for. `None`: every domain.
     pub domain: Option<DomainName>,
-    /// What it permits.
+    /// What the token permits.
     pub scopes: Vec<AccessScope>,
-    /// When it stops to be valid, in milliseconds since 1970.
+    /// When the token expires, in milliseconds since 1970. `None`: never.
     pub expires_at: Option<u64>,
 }
 
-/// The access tokens of a registry. Cheap to clone; clones are one.
+/// The access tokens of a registry. Cheap to clone: clones share the store.
 #[derive(Clone, Debug)]
 pub struct AccessTokens {
-    /// The default domain's.
+    /// The store of the default domain.
     store: Store,
 }
 
@@ -45,11 +46,13 @@ impl AccessTokens {
         Self { store }
     }
 
-    /// Makes a token. It is durable when this returns, and its secret is nowhere but in the answer.
+    /// Makes a token. It is durable when this returns. Only the returned [`AccessToken`] has its
+    /// secret.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a label, a number of scopes or a time that cannot be.
-    /// [`Error::DomainUnknown`].
+    /// [`Error::Invalid`] if the label or the number of scopes is out of bounds, or if the token
+    /// would expire in the past or after the year 9999. [`Error::DomainUnknown`] if the domain does
+    /// not exist or is being deleted.
     pub async fn create(&self, new: NewAccessToken) -> Result<(AccessToken, AccessTokenRow)> {
         let NewAccessToken { label, domain, scopes, expires_at } = new;
         let label = label.trim().to_owned();
@@ -60,7 +63,9 @@ impl AccessTokens {
             return Err(Error::Invalid(format!("a token has 1 to {} scopes, found {}", AccessScope::MOST, scopes.len())));
         }
         if expires_at.is_some_and(|end| end > AccessToken::LATEST_END) {
-            return Err(Error::Invalid("a token expires in the year 9999 at the latest; leave the time out for one that does not".into()));
+            return Err(Error::Invalid(
+                "a token expires in the year 9999 at the latest; leave the time out for a token that never expires".into(),
+            ));
         }
         for _ in 0..TRIES {
             let token = self.random()?;
@@ -78,20 +83,21 @@ impl AccessTokens {
     /// days.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a cursor that is none.
+    /// [`Error::Invalid`] if `after` is not a cursor that an earlier page gave.
     pub async fn list(&self, after: Option<String>, limit: usize) -> Result<Page<AccessTokenRow>> {
         self.store.metadata.access_tokens(after, limit).await
     }
 
-    /// Revokes a token; once more changes nothing.
+    /// Revokes a token. Revoking it again changes nothing.
     ///
     /// # Errors
-    /// [`Error::TokenUnknown`].
+    /// [`Error::TokenUnknown`] if no token has this id.
     pub async fn revoke(&self, id: &AccessTokenId) -> Result<AccessTokenRow> {
         self.store.metadata.revoke_access_token(id.clone(), self.store.audit_entry()).await
     }
 
-    /// The row of this token, if there is one and the secret is right. It may be invalid by now.
+    /// The row of this token, if the token is known and its secret is right. The token may have
+    /// expired or have been revoked.
     ///
     /// # Errors
     /// [`Error::Unavailable`] if the database cannot be asked.
@@ -106,10 +112,10 @@ impl AccessTokens {
     /// [`Error::Unavailable`] if the database cannot be asked.
     pub async fn note_use(&self, row: &AccessTokenRow) -> Result<()> {
         let now = self.store.options.clock.now();
-        if row.used_at.is_some_and(|used| now < used.saturating_add(COARSE.as_millis() as u64)) {
+        if row.used_at.is_some_and(|used| now < used.saturating_add(USE_RESOLUTION.as_millis() as u64)) {
             return Ok(());
         }
-        self.store.metadata.access_token_used(row.id.clone(), COARSE).await
+        self.store.metadata.access_token_used(row.id.clone(), USE_RESOLUTION).await
     }
 
     /// A new token. Its id begins with the time, so that later tokens are listed later.

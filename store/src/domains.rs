@@ -238,8 +238,9 @@ impl Domains {
     ///
     /// # Errors
     /// [`Error::DomainBusy`] while a domain of this name is being deleted. [`Error::Invalid`] if
-    /// there can be no other domains here. [`Error::Locked`] if there is no key for a domain that
-    /// is to be encrypted.
+    /// there can be no other domains here, if no key was given for a domain that is to be
+    /// encrypted, or if one of this name was half removed when the catalogue was lost.
+    /// [`Error::Locked`] if the key cannot be used.
     pub async fn create(&self, name: &DomainName) -> Result<(DomainInfo, bool)> {
         self.create_as(name, None).await
     }
@@ -256,8 +257,15 @@ impl Domains {
         }
         self.home()?;
         let catalogue = self.catalogue();
+        let before = catalogue.domain(name.clone()).await?;
+        if before.is_none() && self.is_half_removed(name).await? {
+            return Err(Error::Invalid(format!(
+                "domain {name} was being deleted when the catalogue was lost, and some of it is left: \
+                 delete it once more, and make it when it is gone"
+            )));
+        }
         // A name is not free again within the time that passes until the row is made.
-        let key = match catalogue.domain(name.clone()).await? {
+        let key = match before {
             Some(row) if row.deleting_since.is_none() => as_wanted(&info(row), encrypted).map(|()| None)?,
             None => self.new_key(name, encrypted).await?,
             Some(_) => None,
@@ -361,6 +369,7 @@ impl Domains {
 
     /// Begins to delete a domain: from now on it is unknown, here at once and in other processes
     /// within a second or two. [`Self::remove_deleted`] does the rest. Once more changes nothing.
+    /// A removal that had begun when the catalogue was lost goes on.
     ///
     /// # Errors
     /// [`Error::DomainUnknown`], [`Error::Invalid`] for the default domain.
@@ -368,7 +377,14 @@ impl Domains {
         if name.is_default() {
             return Err(Error::Invalid("the default domain cannot be deleted".into()));
         }
-        let row = self.catalogue().delete_domain(name.clone(), self.audit_entry()).await?;
+        let catalogue = self.catalogue();
+        if catalogue.domain(name.clone()).await?.is_none() && self.is_half_removed(name).await? {
+            match catalogue.create_domain(name.clone(), None, None).await {
+                Ok(_) | Err(Error::DomainBusy(_)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let row = catalogue.delete_domain(name.clone(), self.audit_entry()).await?;
         self.0.open.lock().remove(name);
         Ok(info(row))
     }
@@ -396,6 +412,13 @@ impl Domains {
             }
         }
         failed.map_or(Ok(end), Err)
+    }
+
+    /// Whether a removal of this domain had begun when the catalogue was lost.
+    async fn is_half_removed(&self, name: &DomainName) -> Result<bool> {
+        let Some(home) = &self.0.home else { return Ok(false) };
+        // A row is made before anything else: a domain that is being made has one now.
+        Ok(home.is_half_removed(name).await? && self.catalogue().domain(name.clone()).await?.is_none())
     }
 
     /// Takes the next step of a removal.

@@ -3,8 +3,9 @@
 //!
 //! A change and its row in `changes` are one transaction. [`Store::flush_journal`] copies rows into
 //! an object and only then records it, so a row is gone only when its object is durable. If a
-//! process is killed in between, the row stays and the next flush writes it again. So a record may
-//! be in several objects; its number identifies it.
+//! process is killed in between, the row stays and the next flush writes it again. The same happens
+//! if the host goes down soon after: the acknowledgement does not wait until the disk has what was
+//! recorded. So a record may be in several objects; its number identifies it.
 //!
 //! How it is kept short is in `summary`.
 

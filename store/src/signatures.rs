@@ -24,7 +24,7 @@ use futures::{StreamExt as _, stream};
 use pfr_schema::api::{NewSignature, Signature, TagState, snapshot_etag};
 use pfr_schema::signature::{self, Layer, MOST, PAYLOAD_MAX, PublicKey};
 use pfr_schema::{Digest, FormatError, Image, RepositoryName, Tag};
-use places::{By, Signed as SignedLayer};
+use places::{Signed as SignedLayer, Signer};
 use std::collections::HashSet;
 
 /// How often another writer may be faster at the tag of a snapshot's signatures.
@@ -306,11 +306,11 @@ impl Store {
 }
 
 /// Which of these keys has made each of these signatures, if one has.
-async fn signers(snapshot: Digest, signatures: Vec<Option<NewSignature>>, keys: Vec<PublicKey>) -> Result<Vec<Option<By>>> {
+async fn signers(snapshot: Digest, signatures: Vec<Option<NewSignature>>, keys: Vec<PublicKey>) -> Result<Vec<Option<Signer>>> {
     let check = move || {
         let signer_of = |new: Option<NewSignature>| {
             let one = Signature::from(new?);
-            signer(&one, &snapshot, &keys).map(|key| By { key: *key, at: one.signed_at.unwrap_or(0) })
+            signer(&one, &snapshot, &keys).map(|key| Signer { key: *key, at: one.signed_at.unwrap_or(0) })
         };
         signatures.into_iter().map(signer_of).collect()
     };

@@ -24,40 +24,40 @@ pub enum Manner {
 /// A span as it arrived.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Span {
-    /// `service.name` of its process.
+    /// The attribute `service.name` of the process that made the span.
     pub service: String,
-    /// `process.pid`.
+    /// The attribute `process.pid` of the same process.
     pub process: String,
-    /// The trace, in hexadecimal digits.
+    /// The id of the trace, in hexadecimal digits.
     pub trace: String,
-    /// Its id.
+    /// The id of the span, in hexadecimal digits.
     pub id: String,
-    /// The id of the span above; empty for the first one of a trace.
+    /// The id of the parent span; empty for the first span of a trace.
     pub parent: String,
-    /// Its name.
+    /// The name of the span.
     pub name: String,
-    /// 1 internal, 2 server, 3 client.
+    /// The kind of the span: 1 internal, 2 server, 3 client.
     pub kind: i32,
-    /// Its attributes, as text.
+    /// The attributes of the span, as text.
     pub attributes: BTreeMap<String, String>,
-    /// Nanoseconds since 1970.
+    /// The start of the span, in nanoseconds since 1970.
     pub start: u64,
-    /// The same.
+    /// The end of the span, in nanoseconds since 1970.
     pub end: u64,
 }
 
 #[derive(Default)]
 struct Seen {
     spans: Vec<Span>,
-    /// Heads of requests: lines in lower case.
+    /// The request line and the headers of each request, in lower case.
     heads: Vec<String>,
-    /// All bytes that arrived.
+    /// The bodies of all requests.
     bytes: Vec<u8>,
 }
 
 /// A running collector; it serves until the process ends.
 pub struct Collector {
-    /// Its base URL.
+    /// The base URL of the collector.
     pub url: String,
     seen: Arc<Mutex<Seen>>,
 }
@@ -85,7 +85,7 @@ impl Collector {
         self.seen.lock().unwrap().spans.clone()
     }
 
-    /// The heads of all requests so far.
+    /// The request lines and headers of all requests so far, in lower case.
     #[must_use]
     pub fn heads(&self) -> Vec<String> {
         self.seen.lock().unwrap().heads.clone()

@@ -1,5 +1,5 @@
-//! Certificates: an authority of the test, and what it signs. They are made anew in each test, so
-//! none is kept in the repository, and none expires there.
+//! Certificates for tests: an authority, and the certificates that it signs. Each test makes new
+//! ones, so the repository holds no certificate that could expire.
 
 use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType, IsCa, KeyPair, KeyUsagePurpose, date_time_ymd,
@@ -31,19 +31,19 @@ impl Authority {
         Self(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
     }
 
-    /// Its own certificate, as PEM: what clients are to trust.
+    /// The certificate of the authority, as PEM. Clients must trust it.
     #[must_use]
     pub fn pem(&self) -> String {
         self.0.pem()
     }
 
-    /// The same in a file of this name.
+    /// Writes the certificate of the authority into a file, as PEM. Returns the path.
     pub fn write(&self, path: PathBuf) -> PathBuf {
         std::fs::write(&path, self.pem()).unwrap();
         path
     }
 
-    /// A certificate for these names or IP addresses, valid for centuries.
+    /// A certificate for these host names or IP addresses, valid for centuries.
     #[must_use]
     pub fn certificate(&self, names: &[&str]) -> Certified {
         self.sign(params(names))
@@ -81,8 +81,8 @@ impl Authority {
 }
 
 impl Certified {
-    /// Writes both into a directory as `tls.crt` and `tls.key`, each by a rename, as tools that
-    /// renew certificates do. Returns the two paths.
+    /// Writes the certificate and the key into a directory as `tls.crt` and `tls.key`, each by a
+    /// rename, as tools that renew certificates do. Returns the two paths.
     pub fn write(&self, dir: &Path) -> (PathBuf, PathBuf) {
         let [certificate, key] = [("tls.crt", &self.certificate), ("tls.key", &self.key)].map(|(name, text)| {
             let path = dir.join(name);

@@ -1,6 +1,8 @@
-//! restic and its REST server: backups with deduplication, encrypted and compressed, with default
-//! options. A push is a backup of the snapshot directory, a pull is a restore of it, which
-//! restic verifies.
+//! restic and its REST server: backups with deduplication, encrypted and compressed, with restic's
+//! default options.
+//!
+//! A push is a backup of the snapshot directory. A pull is a restore of that backup; restic
+//! verifies what it restores.
 
 use super::{Contender, Found, Programs, free_port, install};
 use crate::Result;
@@ -11,7 +13,8 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Debian has the server from 13 on, under its first name there.
+/// Names of the server's program: first that of Debian's package, which exists from Debian 13 on,
+/// then that of the project itself.
 const SERVERS: [&str; 2] = ["restic-rest-server", "rest-server"];
 const INSTALL_SERVER: &str = "apt-get install restic-rest-server (from Debian 13 on), \
                               or go install github.com/restic/rest-server/cmd/rest-server@latest (Go 1.24 or newer)";
@@ -21,7 +24,7 @@ struct Restic {
     server: PathBuf,
 }
 
-/// Finds both programs.
+/// Finds restic and its REST server.
 pub fn find(_: &Programs) -> Found {
     let client = usage::find(&["restic"]).ok_or_else(|| install("restic", "apt-get install restic"))?;
     let server = usage::find(&SERVERS).ok_or_else(|| install("restic's REST server", INSTALL_SERVER))?;

@@ -4,7 +4,7 @@ use super::Args;
 use super::rows::{Ahead, LEASE};
 use super::sweep::{collect_all, fill, push_garbage};
 use crate::Result;
-use crate::made::{Made, blob};
+use crate::generated::{Generated, component};
 use bytes::Bytes;
 use futures::StreamExt as _;
 use pfr_schema::geometry::{Dtype, Geometry};
@@ -129,7 +129,7 @@ async fn phase(store: &Store, batch: Option<usize>, numbers: &Arc<AtomicU64>) ->
             let mut seconds = Vec::new();
             while !ended.load(Ordering::Relaxed) {
                 let start = Instant::now();
-                let digests = (0..2 * PAGES).map(|i| Digest::sha256(&blob(GEOMETRY, 2 * u64::from(u32::MAX) + i))).collect();
+                let digests = (0..2 * PAGES).map(|i| Digest::sha256(&component(GEOMETRY, 2 * u64::from(u32::MAX) + i))).collect();
                 let mut frames = store.frames(digests).await?;
                 while let Some(piece) = frames.next().await {
                     drop(piece?);
@@ -160,14 +160,14 @@ async fn phase(store: &Store, batch: Option<usize>, numbers: &Arc<AtomicU64>) ->
 /// acknowledged commit.
 async fn push(store: &Store, first: u64) -> Result<f64> {
     let pages: Vec<u64> = (first..first + PAGES).collect();
-    let made = Made::new(GEOMETRY, &pages);
-    let mut frames: Vec<Bytes> = made.parts.into_iter().map(|part| part.frame).collect();
+    let snapshot = Generated::new(GEOMETRY, &pages);
+    let mut frames: Vec<Bytes> = snapshot.blobs.into_iter().map(|blob| blob.frame).collect();
     frames.push(frame::end_mark(frames.len() as u64).into());
     let stream = futures::stream::iter(frames.into_iter().map(Ok::<_, Infallible>));
     let start = Instant::now();
     let session = store.open_push(&"bench/small".parse()?).await?.id;
     store.ingest(&session, stream).await?;
-    store.commit(&session, made.manifest, Some("latest".parse()?), None).await?;
+    store.commit(&session, snapshot.manifest, Some("latest".parse()?), None).await?;
     Ok(start.elapsed().as_secs_f64())
 }
 

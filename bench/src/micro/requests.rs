@@ -1,5 +1,5 @@
-//! Requests whose time must not grow with the store: statistics of forks, `match` among very many
-//! snapshots, `tag~N`.
+//! Requests whose time must not grow with the store: forks and their statistics, `match` among very
+//! many snapshots, `tag~N`.
 
 use super::{line, timed};
 use crate::Result;
@@ -70,19 +70,26 @@ pub fn run(args: &Args) -> Result<()> {
         let (packs, _) = pfr_store::storage::open_dir(&dir.path().join("packs"))?;
         let store = Store::new(packs, Arc::clone(&metadata), Options::default());
         let statistics = statistics(&store, &*metadata, args).await?;
+        let forks = forks(&store, args).await?;
         let slowest = matches(&store, &*metadata, args).await?;
         ancestors(&store, &*metadata, args).await?;
         // The goals are for this size, on SQLite.
         if args.database.is_none() && args.forks >= 1000 && args.prefixes >= 1_000_000 {
-            println!("\n{}", goals::render(&goals::of_facts(&[(Fact::Statistics, statistics), (Fact::Match, slowest)])));
+            println!(
+                "\n{}",
+                goals::render(&goals::of_facts(&[(Fact::Statistics, statistics), (Fact::Forks, forks), (Fact::Match, slowest)]))
+            );
         }
         Ok(())
     })
 }
 
+/// The agent whose forks have statistics.
+const FORKED: &str = "bench/forks";
+
 /// Returns the median, in milliseconds.
 async fn statistics(store: &Store, metadata: &dyn Metadata, args: &Args) -> Result<f64> {
-    let repository: RepositoryName = "bench/forks".parse()?;
+    let repository: RepositoryName = FORKED.parse()?;
     let mut rows = Rows::new(metadata, 1);
     let (mut runs, mut last) = (Vec::new(), Vec::new());
     for _ in 0..300 {
@@ -108,6 +115,21 @@ async fn statistics(store: &Store, metadata: &dyn Metadata, args: &Args) -> Resu
         }
     }
     Ok(line(&format!("statistics of {} forks of 76,800 page blobs in 300 page chunks", args.forks), &times, "ms"))
+}
+
+/// Forks the agent into 12, as a request does: until the journal has it. Returns the median, in
+/// milliseconds.
+async fn forks(store: &Store, args: &Args) -> Result<f64> {
+    let repository: RepositoryName = FORKED.parse()?;
+    let agent = store.stats(Some(&repository)).await?.snapshots.first().ok_or("no snapshot")?.digest;
+    // Those that have statistics were committed without it.
+    store.flush_journal().await?;
+    let mut times = Vec::new();
+    for round in 0..args.rounds {
+        let (took, _) = timed(store.fork(&repository, agent, &format!("try-{round}"), 12)).await?;
+        times.push(took * 1e3);
+    }
+    Ok(line("a fork into 12, of 76,800 page blobs", &times, "ms"))
 }
 
 /// Makes `count` snapshots without pages. In a chain, the parent of each is the one before it.

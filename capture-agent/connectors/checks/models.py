@@ -1,6 +1,6 @@
 """Tiny models with random weights: `python models.py KIND DIR [SEED]`. KIND is dense, replicated
-(one KV head), large (dense, with milliseconds of work for each token), window (sliding), latent,
-hybrid, or adapter (LoRA, of dense)."""
+(one KV head), quartered (four KV heads), large (dense, with milliseconds of work for each token),
+window (sliding), latent, hybrid, or adapter (LoRA, of dense)."""
 
 from __future__ import annotations
 
@@ -36,6 +36,13 @@ def replicated() -> torch.nn.Module:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     return Qwen3ForCausalLM(Qwen3Config(**{**COMMON, "num_key_value_heads": 1}, **WIDE, tie_word_embeddings=False))
+
+
+def quartered() -> torch.nn.Module:
+    """Attention with four KV heads: each of four ranks has one."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    return Qwen3ForCausalLM(Qwen3Config(**{**COMMON, "num_key_value_heads": 4}, **WIDE, tie_word_embeddings=False))
 
 
 def large() -> torch.nn.Module:
@@ -122,7 +129,8 @@ def main() -> None:
     if kind == "adapter":
         adapter(Path(directory))
     else:
-        kinds = {"dense": dense, "replicated": replicated, "large": large, "window": window, "latent": latent, "hybrid": hybrid}
+        kinds = {"dense": dense, "replicated": replicated, "quartered": quartered, "large": large}
+        kinds |= {"window": window, "latent": latent, "hybrid": hybrid}
         kinds[kind]().to(torch.bfloat16).save_pretrained(directory)
         tokenizer(directory)
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import queue
+import re
 import shutil
 import signal
 import socketserver
@@ -252,6 +253,16 @@ class Engine(Child):
             super().stop()
 
 
+def documented() -> dict[str, Any]:
+    """The first `--kv-transfer-config` of docs/connectors.md: servers run with the one that users
+    copy."""
+    page = (CONNECTORS.parent.parent / "docs/connectors.md").read_text()
+    given = re.search(r"--kv-transfer-config '(\{.*?\})'$", page, re.MULTILINE)
+    assert given is not None, "docs/connectors.md shows how a server gets the connector"
+    found: dict[str, Any] = json.loads(given[1])
+    return found
+
+
 class Server(Child):
     """An OpenAI server of vLLM with the connector, in a session of its own."""
 
@@ -270,13 +281,8 @@ class Server(Child):
         folder.mkdir(parents=True, exist_ok=True)
         with socketserver.TCPServer(("127.0.0.1", 0), socketserver.BaseRequestHandler) as free:
             port = free.server_address[1]
-        transfer = {
-            "kv_connector": "PfConnector",
-            "kv_connector_module_path": "pf_connector.vllm",
-            "kv_role": "kv_both",
-            "kv_load_failure_policy": "recompute",
-            "kv_connector_extra_config": {"engine": engine, "socket": str(socket), **settings},
-        }
+        transfer = documented()
+        transfer["kv_connector_extra_config"] |= {"engine": engine, "socket": str(socket), **settings}
         command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--served-model-name", "m"]
         command += ["--host", "127.0.0.1", "--port", str(port), *args]
         command += [] if engine is None else ["--kv-transfer-config", json.dumps(transfer)]

@@ -9,8 +9,10 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+import traceback
 from pathlib import Path
 
+from outcome import Outcome
 from processes import Stopped, note
 
 CHECKS = (
@@ -29,8 +31,14 @@ CHECKS = (
     "transformers",
     "llama",
 )
-MEASUREMENTS = ("latency",)
+NAMED = ("latency", "vllm-reshard-four", "vllm-hybrid-shared")
 """Checks that run only if the command line names them."""
+
+
+def table(name: str, seconds: float, outcomes: list[Outcome]) -> str:
+    """The lines of a check."""
+    lines = [f"  {'ok  ' if outcome.holds else 'FAIL'}  {outcome.claim}\n        {outcome.seen}" for outcome in outcomes]
+    return "\n".join([f"\n{name} ({seconds:.0f} s)", *lines])
 
 
 def main() -> int:
@@ -42,20 +50,20 @@ def main() -> int:
     parser.add_argument("--llama-model", default="")
     parser.add_argument("--binaries", required=True, type=Path)
     parser.add_argument("--work", required=True, type=Path)
-    parser.add_argument("checks", nargs="*", metavar="CHECK", help=", ".join(CHECKS + MEASUREMENTS))
+    parser.add_argument("checks", nargs="*", metavar="CHECK", help=", ".join(CHECKS + NAMED))
     args = parser.parse_args()
     from latency_check import check as check_latency
     from llama_check import check as check_llama
-    from outcome import Outcome
     from sglang_check import check as check_sglang
     from transformers_check import check as check_transformers
     from vllm_automatic_check import check as check_automatic
     from vllm_check import check as check_vllm
     from vllm_hung_check import check as check_hung
+    from vllm_reshard import FOUR
     from vllm_reshard import check as check_reshard
     from vllm_server_check import check as check_server
 
-    failed, tables = False, []
+    failed = False
     for name in args.checks or CHECKS:
         started, folder = time.monotonic(), args.work / name
         try:
@@ -75,17 +83,20 @@ def main() -> int:
                 outcomes = check_latency(args.python, args.binaries, folder)
             elif name == "vllm-reshard":
                 outcomes = check_reshard(args.python, args.binaries, folder)
+            elif name == "vllm-reshard-four":
+                outcomes = check_reshard(args.python, args.binaries, folder, FOUR)
             else:
                 outcomes = check_vllm(name.removeprefix("vllm-"), args.python, args.binaries, folder)
         except (Stopped, AssertionError) as error:
             outcomes = [Outcome("it runs", False, str(error))]
-        failed |= not all(outcome.holds for outcome in outcomes)
-        tables.append((name, time.monotonic() - started, outcomes))
-        note(f"{name}: {'passed' if all(o.holds for o in outcomes) else 'FAILED'} after {tables[-1][1]:.0f} s")
-    for name, seconds, outcomes in tables:
-        print(f"\n{name} ({seconds:.0f} s)")
-        for outcome in outcomes:
-            print(f"  {'ok  ' if outcome.holds else 'FAIL'}  {outcome.claim}\n        {outcome.seen}")
+        except Exception:
+            # The other checks run all the same.
+            outcomes = [Outcome("it runs", False, traceback.format_exc())]
+        passed, seconds = all(outcome.holds for outcome in outcomes), time.monotonic() - started
+        failed |= not passed
+        note(f"{name}: {'passed' if passed else 'FAILED'} after {seconds:.0f} s")
+        # At once: a run that is stopped has shown what it knows.
+        print(table(name, seconds, outcomes), flush=True)
     return int(failed)
 
 

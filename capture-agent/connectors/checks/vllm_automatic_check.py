@@ -1,6 +1,6 @@
-"""Checks the automatic mode with a real OpenAI server of vLLM: turns are saved and found although
-no request asks for it. The server is killed. On another host the next turns resume from the
-snapshots in the registry, each at the deepest position that its tokens allow."""
+"""Checks the automatic mode with a real OpenAI server of vLLM: the connector saves and resumes
+turns although no request mentions snapshots. The server is killed. On another host the next turns
+resume from the snapshots in the registry, each at the deepest position that its tokens allow."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ SAID = 45
 """Tokens that the user says in each turn."""
 USERS = ("alice", "bob")
 LEAST = 16
+"""The setting `least`: shorter turns are not saved, and a state is not used if it saves a request
+fewer tokens than this."""
 
 
 class Conversation:
@@ -42,6 +44,7 @@ class Conversation:
         return list(self.tokens)
 
     def hears(self, answer: Tokens) -> None:
+        """Adds an answer of the engine."""
         self.answers.append(answer)
         self.tokens += answer.ids
 
@@ -59,8 +62,8 @@ class _Check:
 
     @contextmanager
     def server(self, host: Host, name: str, engine: str | None = ENGINE, **auto: Any) -> Iterator[Server]:
-        # Float 32: with 16 bits, other batches of the same tokens round so differently that another
-        # token may win.
+        # The model computes in float32. With 16 bits, the same tokens in another batch may be
+        # rounded so differently that the engine chooses another token.
         args = ["--dtype", "float32", "--max-model-len", "2048", "--enforce-eager", "--max-num-seqs", "8", "--seed", "0"]
         args += ["--enable-prompt-tokens-details", "--enable-prefix-caching", "--block-size", str(BLOCK)]
         settings: dict[str, Any] = {"repository": "agents/{user}", "least": LEAST, "match_limit": 60, **auto}
@@ -173,9 +176,9 @@ class _Check:
         note("automatic: the third turns on host b, which has nothing")
         alice, seen_alice, same_alice = self.turn(server, "alice", 2)
         bob, seen_bob, same_bob = self.turn(server, "bob", 2)
-        # Bob's third turn parts from his second one within the answer.
-        parts = len(self.prompts["bob"][2]) - SAID
-        deepest = parts // BLOCK * BLOCK
+        # Bob's third turn differs from his second one from a token of the answer on.
+        differs = len(self.prompts["bob"][2]) - SAID
+        deepest = differs // BLOCK * BLOCK
         again, seen_again, same_again = self.turn(server, "bob", 2)
         said = self.counts(
             host,
@@ -191,9 +194,9 @@ class _Check:
                 seen_alice,
             ),
             Outcome(
-                "a turn that goes another way within an answer resumes from the deepest page before that",
+                "a turn that differs from a token of an answer on resumes from the last full page before that token",
                 bob.cached == deepest,
-                f"{seen_bob}; it parts at {parts}, pages have {BLOCK}",
+                f"{seen_bob}; it differs from token {differs} on, pages have {BLOCK} tokens",
             ),
             Outcome(
                 "both answers are those of an engine that computed everything",
@@ -243,7 +246,7 @@ def check(python: str, binaries: Path, folder: Path) -> list[Outcome]:
 
 
 def _takings(host: Host) -> dict[str, int]:
-    """`pf_agent_takings_total` by `what`."""
+    """The counts of the metric `pf_agent_takings_total`, by its label `what`."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.connect(str(host.control))
         sock.sendall(b"GET /metrics HTTP/1.0\r\nhost: agent\r\n\r\n")

@@ -14,17 +14,24 @@ from pathlib import Path
 from typing import Any
 
 from outcome import APART, CLOSED, FIRST_STEP, REPLAY, Outcome
-from processes import Engine, Host, Registry, fresh, note
+from processes import Engine, Host, Registry, Stopped, fresh, note
 from proxy import Proxy
 
 ENGINE = "vllm-0"
 PROMPT = 100
+SHARED = "hybrid-shared"
+"""The hybrid model with a prompt of more than a block, so that vLLM has its first block."""
+PROMPTS = {SHARED: 500}
+"""Tokens of the prompt, where these are not `PROMPT`."""
+HYBRIDS = ("hybrid", SHARED)
+BLOCK = 384
+"""Tokens of a block of the hybrid model, as vLLM chooses it."""
 STEPS = 400
 CAPTURE_AFTER = 20
 FORKS = 12
 FORK_STEPS = 60
 """Tokens of each fork: two blocks of the dense model."""
-LOGITS = ("dense", "hybrid")
+LOGITS = ("dense", *HYBRIDS)
 """Models that run with the logits check. The others run as vLLM does by default."""
 TOLD = 10.0
 """Seconds for which counts of requests may be on their way to the agent."""
@@ -34,13 +41,13 @@ def check(kind: str, python: str, binaries: Path, folder: Path) -> list[Outcome]
     """Runs one model through capture and restore."""
     fresh(folder)
     note(f"{kind}: writing a model with random weights")
-    model = write_model(python, folder / "model", "dense" if kind == "adapters" else kind)
+    model = write_model(python, folder / "model", {"adapters": "dense", SHARED: "hybrid"}.get(kind, kind))
     args = [
         "--model",
         model,
         "--engine",
         ENGINE,
-        *(["--block", "32"] if kind != "hybrid" else []),
+        *(["--block", "32"] if kind not in HYBRIDS else []),
         *(["--logits"] if kind in LOGITS else []),
     ]
     registry = Registry(binaries, folder / "registry")
@@ -55,14 +62,16 @@ def check(kind: str, python: str, binaries: Path, folder: Path) -> list[Outcome]
 def write_model(python: str, folder: Path, kind: str, seed: int = 1) -> str:
     """A model or an adapter of `models.py`; its folder."""
     program = Path(__file__).resolve().parent / "models.py"
-    subprocess.run([python, str(program), kind, str(folder), str(seed)], check=True, capture_output=True)
+    done = subprocess.run([python, str(program), kind, str(folder), str(seed)], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise Stopped(f"no model {kind}: models.py ended with {done.returncode}:\n{done.stderr}")
     return str(folder)
 
 
 def _hosts(kind: str, python: str, binaries: Path, folder: Path, registry: Registry, args: list[str]) -> list[Outcome]:
     reference = f"{registry.url}/real/{kind}"
     random.seed(7)
-    prompt = [random.randrange(1, 500) for _ in range(PROMPT)]
+    prompt = [random.randrange(1, 500) for _ in range(PROMPTS.get(kind, PROMPT))]
     a = Host("host A", binaries, folder / "a", registry.url)
     try:
         full, report, outcomes = _capture(kind, python, a, args, prompt, reference)
@@ -94,7 +103,7 @@ def _capture(
         note(f"{kind}: generating, captured after {CAPTURE_AFTER} tokens")
         engine.send(tokens=prompt, count=STEPS, name="captured")
         engine.until("progress", lambda e: e["tokens"] >= CAPTURE_AFTER)
-        report = _snapshot_in_block(host, engine, f"{reference}:mid", 384 if kind == "hybrid" else 32)
+        report = _snapshot_in_block(host, engine, f"{reference}:mid", BLOCK if kind in HYBRIDS else 32)
         if kind == "hybrid":
             # The same engine again, with a connector that leaves out recurrent state.
             proxy.omit = "recurrent"
@@ -197,6 +206,8 @@ def _said(kind: str, host: Host) -> list[Outcome]:
         if (taken and (equal or kind not in LOGITS)) or time.monotonic() > end:
             break
         time.sleep(0.2)
+    if kind == SHARED:
+        taken = taken and any(said.get(what) for what in ("taken-on-kept", "kept-differs"))
     found = [Outcome("pf engines says what became of each request", taken, f"{said}, {info['restores']} restores")]
     if kind in LOGITS:
         seen = f"{said.get('logits-equal', 0)} compared and equal, {said.get('logits-differ', 0)} differ"

@@ -1,5 +1,5 @@
-"""An agent that is stopped, and one that is killed, beside a real vLLM server that serves: it goes
-on within bounds."""
+"""Checks that a real vLLM server goes on serving, with bounded delays, while its agent is stopped
+and after its agent was killed."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ SLACK = 3.0
 """Seconds that this machine may take for a step, or the first token of a prompt, beside other
 work."""
 LONG = 1900
+"""Tokens of the answer to a request that must still run when a check ends."""
 BURST = 64
-"""Requests at once: twice as many as the agent answers calls of one member."""
+"""Number of requests that are sent at once. The agent lets one member have half as many open
+calls."""
 
 
 def check(python: str, binaries: Path, folder: Path) -> list[Outcome]:
-    """One server, one host, one agent after another."""
+    """Runs the check with one server on one host, with one agent after another."""
     fresh(folder)
     model = write_model(python, folder / "model", "dense")
     registry = Registry(binaries, folder / "registry")
@@ -65,11 +67,11 @@ class _Check:
         boundary = report["boundary"]
         tokens = (prompt + captured.done().tokens)[: boundary + 1]
         self.host.pf("restore", f"{self.reference}:mid", ENGINE)
-        outcomes = [self.burst(tokens, boundary), self.stopped(tokens), self.back(tokens, boundary)]
+        outcomes = [self.burst(tokens, boundary), self.stopped(tokens), self.continued(tokens, boundary)]
         return [*outcomes, *self.killed()]
 
     def said(self) -> dict[str, int]:
-        """What became of requests, as the agent lists it."""
+        """The outcomes of requests and their numbers, as the agent lists them."""
         info = self.host.engine(ENGINE) or {}
         said = dict(info.get("outcomes") or {})
         for ready in info.get("staged") or ():
@@ -86,7 +88,7 @@ class _Check:
             said = self.said()
             return said if said.get("taken", 0) + said.get("taken-on-kept", 0) >= taken else {}
 
-        said = wait_for("the report of what was taken", told, self.server.alive)
+        said = wait_for("the report of the requests that took the state", told, self.server.alive)
         right = taken == BURST and not said.keys() & {"fill-failed", "agent-busy", "agent-silent"}
         return Outcome(f"{BURST} requests at once all take the state", right, f"{taken} of them; {said}")
 
@@ -104,24 +106,28 @@ class _Check:
         finally:
             agent.send_signal(signal.SIGCONT)
         stream.done()
-        whole = all(len(one.tokens) == 8 for one in (first, after, *rest)) and len(stream.tokens) == LONG
-        right = whole and bool(later) and gap < SLACK and first.first < ANSWER_LIMIT + SLACK and after.first < SLACK + SLACK
+        complete = all(len(one.tokens) == 8 for one in (first, after, *rest)) and len(stream.tokens) == LONG
+        right = complete and bool(later) and gap < SLACK and first.first < ANSWER_LIMIT + SLACK and after.first < SLACK + SLACK
         seen = (
-            f"{len(later)} tokens of a running request meanwhile, none for at most {gap:.2f} s; first token of a request whose state lies "
+            f"{len(later)} tokens of a running request meanwhile, the longest gap is {gap:.2f} s; first token of a request whose state is "
         )
-        seen += f"ready after {first.first:.2f} s, of the next after {after.first:.2f} s; all {2 + len(rest)} are computed"
-        return Outcome("while the agent is stopped tokens go on, and requests are computed", right, seen)
+        seen += f"ready after {first.first:.2f} s, of the next request after {after.first:.2f} s; all {2 + len(rest)} requests are computed"
+        return Outcome("while the agent is stopped, running requests get tokens and new requests are computed", right, seen)
 
-    def back(self, tokens: list[int], boundary: int) -> Outcome:
+    def continued(self, tokens: list[int], boundary: int) -> Outcome:
+        """Checks the agent that was stopped and continues."""
+
         def silent() -> dict[str, int]:
             said = self.said()
             return said if said.get("agent-silent") else {}
 
-        said = wait_for("the report of what was not asked", silent, self.server.alive)
+        said = wait_for("the report of the requests for which the agent was silent", silent, self.server.alive)
         taken = Stream(self.server, tokens, 8).done()
         right = taken.cached == boundary and len(taken.tokens) == 8
         return Outcome(
-            "when it is back, it learns of that, and the next request takes the state", right, f"{said}, {taken.cached} tokens taken"
+            "when the agent continues, it gets the outcomes of these requests, and the next request takes the state",
+            right,
+            f"{said}, {taken.cached} tokens taken",
         )
 
     def killed(self) -> list[Outcome]:
@@ -137,11 +143,13 @@ class _Check:
         if not stream.is_alive():
             stream = self.running()
         report = self.host.pf("snapshot", ENGINE, f"{self.reference}:after", "--push", "never")
-        whole = len(stream.done().tokens) == LONG and len(computed.tokens) == 8
-        seen = f"none for at most {gap:.2f} s, first token of a new request after {computed.first:.2f} s"
+        complete = len(stream.done().tokens) == LONG and len(computed.tokens) == 8
+        seen = f"the longest gap is {gap:.2f} s, first token of a new request after {computed.first:.2f} s"
         return [
             Outcome(
-                "when the agent is killed tokens go on, and requests are computed", whole and gap < SLACK and computed.first < SLACK, seen
+                "after the agent is killed, running requests get tokens and new requests are computed",
+                complete and gap < SLACK and computed.first < SLACK,
+                seen,
             ),
-            Outcome("and the next agent captures", report["boundary"] > 0, f"T={report['boundary']}"),
+            Outcome("the next agent captures the engine", report["boundary"] > 0, f"T={report['boundary']}"),
         ]

@@ -13,35 +13,37 @@ from vllm_check import CAPTURE_AFTER, ENGINE, PROMPT, STEPS, write_model
 
 NEAR = 0.05
 """Largest difference of the first log-probability: sums over other ranks, in bf16."""
-CASES = (("dense", 2, 1), ("replicated", 1, 2))
-"""A model, the ranks of the capture, those of the restore. A replicated head is whole on each rank:
-its pages are not cut."""
+CASES = (("dense", 2, 1, True), ("dense", 1, 2, True), ("replicated", 1, 2, False))
+"""A model, the ranks of the capture, those of the restore, and whether pages are cut. A replicated
+head is whole on each rank: its pages are not cut."""
+FOUR = (("quartered", 2, 4, True), ("quartered", 4, 1, True))
+"""The same over four ranks, each a process: slow where they share two cores."""
 
 
-def check(python: str, binaries: Path, folder: Path) -> list[Outcome]:
+def check(python: str, binaries: Path, folder: Path, cases: tuple[tuple[str, int, int, bool], ...] = CASES) -> list[Outcome]:
     """Runs each case through capture and restore, one engine at a time."""
     fresh(folder)
     registry = Registry(binaries, folder / "registry")
     try:
-        return [outcome for case in CASES for outcome in _case(python, binaries, folder, registry, *case)]
+        return [outcome for case in cases for outcome in _case(python, binaries, folder, registry, *case)]
     finally:
         registry.stop()
 
 
-def _case(python: str, binaries: Path, folder: Path, registry: Registry, kind: str, ranks: int, others: int) -> list[Outcome]:
-    model = write_model(python, folder / f"model-{kind}", kind)
+def _case(python: str, binaries: Path, folder: Path, registry: Registry, kind: str, ranks: int, others: int, cut: bool) -> list[Outcome]:
+    name = f"{kind}-{ranks}-{others}"
+    model = write_model(python, folder / f"model-{name}", kind)
     args = ["--model", model, "--engine", ENGINE, "--block", "32"]
-    reference = f"{registry.url}/real/{kind}:mid"
+    reference = f"{registry.url}/real/{name}:mid"
     random.seed(7)
     prompt = [random.randrange(1, 500) for _ in range(PROMPT)]
-    host = Host(f"host of {kind}", binaries, folder / kind, registry.url)
+    host = Host(f"host of {name}", binaries, folder / name, registry.url)
     try:
         note(f"{kind}: generating over {ranks} ranks, captured after {CAPTURE_AFTER} tokens")
         full, report = _capture(python, host, [*args, "--ranks", str(ranks)], prompt, reference)
         note(f"{kind}: starting a fresh vLLM over {others} ranks")
-        return _restore(
-            python, host, [*args, "--ranks", str(others)], prompt, full, report, reference, f"{kind}, {ranks} to {others} ranks"
-        )
+        case = f"{kind}, {ranks} to {others} ranks"
+        return _restore(python, host, [*args, "--ranks", str(others)], prompt, full, report, reference, case, cut)
     finally:
         host.stop()
 
@@ -69,7 +71,15 @@ def _capture(python: str, host: Host, args: list[str], prompt: list[int], refere
 
 
 def _restore(
-    python: str, host: Host, args: list[str], prompt: list[int], full: dict[str, Any], report: dict[str, Any], reference: str, case: str
+    python: str,
+    host: Host,
+    args: list[str],
+    prompt: list[int],
+    full: dict[str, Any],
+    report: dict[str, Any],
+    reference: str,
+    case: str,
+    is_cut: bool,
 ) -> list[Outcome]:
     engine = _start(python, host, "after", args)
     try:
@@ -87,8 +97,7 @@ def _restore(
     finally:
         engine.stop()
     cut = restored["resharded"]
-    is_cut = (cut["pages"] > 0) == case.startswith("dense")
-    taken = done["cached"] == boundary and not computed["cached"]
+    taken = done["cached"] == boundary and not computed["cached"] and (cut["pages"] > 0) == is_cut
     first, other, own = (float.fromhex(scores[at]) for scores, at in ((full["scores"], made), (done["scores"], 0), (computed["scores"], 0)))
     near = done["tokens"][0] == full["tokens"][made] and abs(other - first) <= NEAR
     pairs = enumerate(zip(done["tokens"], full["tokens"][made:], strict=False))
@@ -99,7 +108,7 @@ def _restore(
             named,
             str(refused or "it was restored")[-160:],
         ),
-        Outcome(f"{case}: the state is given to these ranks, proven, and taken at T", taken and is_cut, f"{done['cached']} tokens, {cut}"),
+        Outcome(f"{case}: the state is given to these ranks, proven, and taken at T", taken, f"{done['cached']} tokens, {cut}"),
         Outcome(
             f"{case}: the continuation begins as that of the captured engine",
             near,

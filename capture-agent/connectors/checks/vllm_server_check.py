@@ -23,6 +23,7 @@ TURN = 60
 MORE = 100
 """Tokens of a turn after it."""
 AT_ONCE = 8
+FORKS = 12
 
 
 class Tokens:
@@ -89,7 +90,7 @@ def _first(host: Host, server: Server, prompt: list[int], seen: dict[str, Any]) 
         ),
         _running(host, server, prompt),
         *_between(host),
-        *_at_once(host, server),
+        *_at_once(host, server, seen),
         _hung(host, server),
     ]
     host.wait_pushed()
@@ -132,16 +133,37 @@ def _between(host: Host) -> list[Outcome]:
     ]
 
 
-def _at_once(host: Host, server: Server) -> list[Outcome]:
+def _at_once(host: Host, server: Server, seen: dict[str, Any]) -> list[Outcome]:
     note(f"{AT_ONCE} requests at once, each saved")
     prompts = [[random.randrange(1, 500) for _ in range(40 + number)] for number in range(AT_ONCE)]
     with ThreadPoolExecutor(AT_ONCE) as pool:
         runs = [pool.submit(server.complete, one, 30, pf={"save": f"team/agent:many-{number}"}) for number, one in enumerate(prompts)]
-        done = [Tokens(run.result()).pf.get("save", {}) for run in runs]
-    saved = [host.saved(said["ticket"]) if "ticket" in said else said for said in done]
+        done = [Tokens(run.result()) for run in runs]
+    told = [one.pf.get("save", {}) for one in done]
+    saved = [host.saved(said["ticket"]) if "ticket" in said else said for said in told]
+    seen["many"] = [([*prompt, *one.ids], state) for prompt, one, state in zip(prompts, done, saved, strict=True)]
     states = [one.get("state") for one in saved]
     digests = {one.get("digest") for one in saved}
     return [Outcome(f"{AT_ONCE} requests at once are all saved", states == ["saved"] * AT_ONCE and len(digests) == AT_ONCE, str(states))]
+
+
+def _resumed_at_once(server: Server, seen: dict[str, Any]) -> Outcome:
+    """Each of them goes on from its own state, while the others do."""
+    note(f"{AT_ONCE} requests at once, each resumed")
+    many = seen["many"]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        runs = [
+            pool.submit(server.complete, [*tokens, 3], 20, pf={"resume": f"team/agent:many-{at}"}) for at, (tokens, _) in enumerate(many)
+        ]
+        done = [Tokens(run.result()) for run in runs]
+    taken = [
+        "digest" in saved and one.pf.get("resume", {}).get("digest") == saved["digest"] and one.cached == saved["boundary"]
+        for one, (_, saved) in zip(done, many, strict=True)
+    ]
+    known = str([one.pf.get("resume") for one in done])
+    return Outcome(
+        f"{AT_ONCE} requests at once each resume from their own state", taken == [True] * AT_ONCE, f"{sum(taken)} of them; {known[:300]}"
+    )
 
 
 def _hung(host: Host, server: Server) -> Outcome:
@@ -180,11 +202,17 @@ def _second(host: Host, server: Server, prompt: list[int], seen: dict[str, Any])
         ),
         Outcome("and has the tokens and log-probabilities of the uninterrupted conversation, bit for bit", same, f"{len(done.ids)} tokens"),
     ]
-    forks = [Tokens(server.complete(tokens, MORE, pf=resume)) for _ in range(3)]
-    exact = [fork.ids == whole.ids[TURN:] and fork.scores == whole.scores[TURN:] and fork.cached == said.get("position") for fork in forks]
+    forks = [Tokens(server.complete(tokens, MORE, pf=resume)) for _ in range(FORKS)]
+    exact = sum(fork.ids == whole.ids[TURN:] and fork.scores == whole.scores[TURN:] for fork in forks)
+    told = sum(fork.pf.get("resume") == said and fork.cached == said.get("position") for fork in forks)
     outcomes.append(
-        Outcome("three forks by request are each exact", exact == [True] * 3, str([fork.pf.get("resume") for fork in forks])[:200])
+        Outcome(
+            f"{FORKS} forks by request are each exact, and each response says that it took the state",
+            exact == told == FORKS,
+            f"{exact} exact, {told} took it; the last: {forks[-1].pf.get('resume')}",
+        )
     )
+    outcomes.append(_resumed_at_once(server, seen))
     other = [Tokens(server.complete([*tokens, 400 + number], 20, pf=resume)) for number in range(3)]
     # vLLM's own cache may have a block more than the snapshot by now: then it says so, and resumes
     # from that.

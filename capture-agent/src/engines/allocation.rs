@@ -9,13 +9,16 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::runtime::Handle;
+use tokio::sync::oneshot;
 
 /// Blocks for a sequence to be restored. Dropping this discards them.
 #[derive(Debug)]
 pub struct Allocation {
     member: Arc<Member>,
     allocated: Allocated,
-    open: bool,
+    /// Until the sequence runs. Dropped when the engine has the blocks back.
+    open: Option<oneshot::Sender<()>>,
+    given_back: Option<oneshot::Receiver<()>>,
     timeout: Duration,
     runtime: Handle,
 }
@@ -24,12 +27,31 @@ impl Allocation {
     pub(super) async fn take(view: Arc<View>, what: Allocate) -> Result<Self> {
         let member = Arc::clone(view.must_serve(Verb::Allocate, "allocate")?);
         let (boundary, timeout) = (what.boundary, view.shared.timeout);
-        let guard = move |member, allocated| Self { member, allocated, open: true, timeout, runtime: Handle::current() };
-        let allocation = pause::granted(member, timeout, ToEngine::Allocate(Box::new(what)), "allocate", guard).await?;
+        let guard = move |member, allocated| {
+            let (open, given_back) = oneshot::channel();
+            Self { member, allocated, open: Some(open), given_back: Some(given_back), timeout, runtime: Handle::current() }
+        };
+        let mut allocation = pause::granted(member, timeout, ToEngine::Allocate(Box::new(what)), "allocate", guard).await?;
         let Allocated { sequence, blocks } = &allocation.allocated;
-        let checked = view.check_blocks(boundary, blocks);
-        checked.map_err(|reason| allocation.member.broke(format!("allocated {sequence:?}: {reason}")))?;
+        if let Err(reason) = view.check_blocks(boundary, blocks) {
+            let error = allocation.member.broke(format!("allocated {sequence:?}: {reason}"));
+            let given_back = allocation.given_back();
+            drop(allocation);
+            given_back.await;
+            return Err(error);
+        }
         Ok(allocation)
+    }
+
+    /// Waits until the engine has the blocks back, or the sequence runs. Ends after the time that
+    /// the engine has for a call: then the blocks come back later. A second call does not wait.
+    pub fn given_back(&mut self) -> impl Future<Output = ()> + Send + use<> {
+        let (given_back, timeout) = (self.given_back.take(), self.timeout);
+        async move {
+            if let Some(given_back) = given_back {
+                drop(tokio::time::timeout(timeout, given_back).await);
+            }
+        }
     }
 
     /// The new sequence.
@@ -52,16 +74,14 @@ impl Allocation {
         let sequence = self.allocated.sequence.clone();
         let call = ToEngine::Activate(SequenceName { sequence: sequence.clone() });
         self.member.call_within::<serde_json::Value>(self.timeout, call).await?;
-        self.open = false;
+        self.open = None;
         Ok(sequence)
     }
 }
 
 impl Drop for Allocation {
     fn drop(&mut self) {
-        if !std::mem::take(&mut self.open) {
-            return;
-        }
+        let Some(open) = self.open.take() else { return };
         let (member, timeout) = (Arc::clone(&self.member), self.timeout);
         let sequence = self.allocated.sequence.clone();
         self.runtime.spawn(async move {
@@ -69,6 +89,7 @@ impl Drop for Allocation {
             if let Err(error) = member.insist(timeout, call).await {
                 tracing::warn!(engine = member.engine, sequence, %error, "cannot discard an allocated sequence");
             }
+            drop(open);
         });
     }
 }

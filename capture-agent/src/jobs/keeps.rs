@@ -76,7 +76,8 @@ impl Keeps {
     /// Keeps a snapshot of the store at least until then. Returns until when it is kept.
     ///
     /// # Errors
-    /// [`crate::Error::Io`].
+    /// [`crate::Error::Io`], and [`crate::Error::Store`] if the snapshot cannot be pinned: then
+    /// eviction may take it.
     pub async fn keep(&self, repository: &RepositoryName, digest: Digest, ends_at: u64, bytes: u64) -> Result<u64> {
         let id = hex::encode(&Digest::sha256(format!("{repository}@{digest}").as_bytes()).as_bytes()[..16]);
         let _turn = self.0.turn.lock().await;
@@ -85,8 +86,16 @@ impl Keeps {
         // The file first: a pin without one would never end.
         self.0.files.write(&keep).await?;
         self.0.kept.lock().insert(keep.id.clone(), keep.clone());
-        self.0.pin(&keep, true).await;
-        Ok(keep.ends_at)
+        match self.0.store.pin(&keep.repository, &keep.digest, Pin::Warm, true).await {
+            Ok(_) => Ok(keep.ends_at),
+            Err(error) => {
+                // Of any other failure it is not known whether the pin was set: the file ends it.
+                if is_gone(&error) {
+                    self.0.forget(&keep).await;
+                }
+                Err(error.into())
+            }
+        }
     }
 
     /// Raw bytes of everything that is kept.
@@ -111,22 +120,49 @@ impl Inner {
                 continue;
             }
             // The file last: after a kill the pin is taken back again.
-            match self.files.remove(&keep.id).await {
-                Ok(()) => drop(self.kept.lock().remove(&keep.id)),
-                Err(error) => tracing::warn!(snapshot = %keep.digest, %error, "cannot remove the file of a kept snapshot"),
-            }
+            self.forget(&keep).await;
+        }
+    }
+
+    /// Removes a pin from the list.
+    async fn forget(&self, keep: &Keep) {
+        match self.files.remove(&keep.id).await {
+            Ok(()) => drop(self.kept.lock().remove(&keep.id)),
+            Err(error) => tracing::warn!(snapshot = %keep.digest, %error, "cannot remove the file of a kept snapshot"),
         }
     }
 
     /// Sets or removes the pin; whether the store did it, or has no such snapshot.
     async fn pin(&self, keep: &Keep, pinned: bool) -> bool {
         match self.store.pin(&keep.repository, &keep.digest, Pin::Warm, pinned).await {
+            Ok(_) => true,
             // Deleted meanwhile: there is nothing to keep.
-            Ok(_) | Err(pfr_store::Error::SnapshotUnknown { .. } | pfr_store::Error::RepositoryUnknown(_)) => true,
+            Err(error) if is_gone(&error) => true,
             Err(error) => {
                 tracing::warn!(snapshot = %keep.digest, pinned, %error, "cannot change the pin of a snapshot");
                 false
             }
         }
+    }
+}
+
+/// Whether the store has no such snapshot.
+fn is_gone(error: &pfr_store::Error) -> bool {
+    matches!(error, pfr_store::Error::SnapshotUnknown { .. } | pfr_store::Error::RepositoryUnknown(_))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Error;
+
+    #[tokio::test]
+    async fn a_snapshot_that_cannot_be_pinned_does_not_count_as_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(&dir.path().join("store"), pfr_store::Options::default()).await.unwrap();
+        let keeps = Keeps::open(&Config::new(dir.path()), store).await.unwrap();
+        let kept = keeps.keep(&"team/gone".parse().unwrap(), Digest::sha256(b"gone"), u64::MAX, 9).await;
+        assert!(matches!(kept, Err(Error::Store(pfr_store::Error::RepositoryUnknown(_)))), "{kept:?}");
+        assert_eq!(keeps.bytes(), 0, "a later job may fetch less");
     }
 }

@@ -45,6 +45,8 @@ struct Inner {
     /// Raised whenever a job changes.
     changed: watch::Sender<()>,
     registries: Mutex<HashMap<String, Arc<Semaphore>>>,
+    /// Held while a push is promised, and while a pin ends because none is.
+    turn: tokio::sync::Mutex<()>,
     /// Aborted when the queue is dropped. The tasks do not keep the queue alive.
     tasks: Mutex<JoinSet<()>>,
 }
@@ -68,6 +70,7 @@ impl Pushes {
             jobs: Mutex::new(jobs),
             changed: watch::Sender::new(()),
             registries: Mutex::default(),
+            turn: tokio::sync::Mutex::default(),
             tasks: Mutex::default(),
         }));
         for job in found {
@@ -116,7 +119,9 @@ impl Pushes {
         };
         // Insert the job first: the end of another push then sees it and does not unpin the
         // snapshot.
+        let turn = self.0.turn.lock().await;
         self.0.jobs.lock().insert(job.id.clone(), job.clone());
+        drop(turn);
         if let Err(error) = self.0.files.write(&job).await {
             self.take_back(&job).await;
             return Err(error);

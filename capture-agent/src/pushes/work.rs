@@ -157,29 +157,38 @@ impl Inner {
         }
     }
 
-    /// Unpins the snapshot once no open job needs it. A snapshot whose push failed for good stays
-    /// pinned until another push of it succeeds: this host has the only copy.
+    /// Unpins the snapshot once no open job of its repository needs it: a pin is of one repository.
+    /// A snapshot whose push failed for good stays pinned until another push of it succeeds: this
+    /// host has the only copy.
     pub(super) async fn unpin(&self, id: &str, snapshot: Digest, reference: &str) {
         let Ok(target) = Target::parse(reference) else { return };
-        let waits = |job: &PushJob| job.id != id && job.digest == snapshot && !is_finished(job);
+        let is_here = |job: &PushJob| Target::parse(&job.reference).is_ok_and(|other| other.repository == target.repository);
+        let waits = |job: &PushJob| job.id != id && job.digest == snapshot && !is_finished(job) && is_here(job);
+        let _turn = self.turn.lock().await;
         if !self.jobs.lock().values().any(waits) {
             self.pin(&target, snapshot, false).await;
         }
     }
 
-    /// Removes the oldest finished jobs, and failed jobs whose snapshot was pushed later. Other
-    /// failed jobs stay: they are the only record of a snapshot that no registry has.
+    /// Removes the oldest finished jobs, and failed jobs whose snapshot was pushed later, with
+    /// their pins. Other failed jobs stay: they are the only record of a snapshot that no registry
+    /// has.
     async fn forget(&self) {
-        let old: Vec<String> = {
+        let (old, made_good): (Vec<String>, Vec<PushJob>) = {
             let mut jobs = self.jobs.lock();
             let done: Vec<String> = jobs.values().filter(|job| job.state == PushState::Done).map(|job| job.id.clone()).collect();
             let elsewhere: HashSet<Digest> = jobs.values().filter(|job| job.state == PushState::Done).map(|job| job.digest).collect();
-            let made_good = |job: &&PushJob| job.state == PushState::Failed && elsewhere.contains(&job.digest);
-            let mut old: Vec<String> = jobs.values().filter(made_good).map(|job| job.id.clone()).collect();
+            let is_made_good = |job: &&PushJob| job.state == PushState::Failed && elsewhere.contains(&job.digest);
+            let made_good: Vec<PushJob> = jobs.values().filter(is_made_good).cloned().collect();
+            let mut old: Vec<String> = made_good.iter().map(|job| job.id.clone()).collect();
             old.extend_from_slice(&done[..done.len().saturating_sub(REMEMBERED)]);
             old.iter().for_each(|id| drop(jobs.remove(id)));
-            old
+            (old, made_good)
         };
+        // The file goes last: it is what a restart knows of the pin.
+        for job in &made_good {
+            self.unpin(&job.id, job.digest, &job.reference).await;
+        }
         for id in old {
             if let Err(error) = self.files.remove(&id).await {
                 tracing::warn!(push = id, %error, "cannot remove the file of a finished push");

@@ -44,7 +44,7 @@ pub use staged::Staged;
 
 use crate::Agent;
 use crate::copies::Gate;
-use crate::engines::Engine;
+use crate::engines::{Allocation, Engine};
 use crate::error::{Error, Result};
 use crate::metrics as names;
 use documents::Documents;
@@ -150,7 +150,7 @@ impl Agent {
     }
 
     /// `values` says how state tensors were proven; those that are proven as they are written add
-    /// to it.
+    /// to it. After an error the engine has its blocks back: the next restore may need them.
     async fn write_sequence(
         &self,
         engine: &Engine,
@@ -161,7 +161,24 @@ impl Agent {
         let Plan { tokens, boundary, key, .. } = &**plan;
         let (salt, adapter, sampling) = (key.salt.clone(), key.adapter.clone(), documents.config.sampling.clone());
         let what = Allocate { tokens: tokens.clone(), boundary: *boundary, salt, adapter, sampling };
-        let allocation = engine.allocate(what).await?;
+        let mut allocation = engine.allocate(what).await?;
+        let given_back = allocation.given_back();
+        let written = self.write_allocated(engine, documents, plan, values, allocation).await;
+        if written.is_err() {
+            given_back.await;
+        }
+        written
+    }
+
+    async fn write_allocated(
+        &self,
+        engine: &Engine,
+        documents: &Documents,
+        plan: &Arc<Plan>,
+        values: Option<Values>,
+        allocation: Allocation,
+    ) -> Result<RestoreReport> {
+        let boundary = &plan.boundary;
         let (sequence, blocks) = (allocation.sequence().to_owned(), allocation.blocks().clone());
         let gate = Gate::new(allocation);
         let into = Destination { ranks: 0..engine.world(), position: Some(*boundary), blocks: &blocks, kept: 0, after: None };

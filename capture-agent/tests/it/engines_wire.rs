@@ -37,7 +37,7 @@ fn request() -> SnapshotRequest {
     SnapshotRequest { reference: "team/agent:now".into(), push: Push::Never, ..SnapshotRequest::default() }
 }
 
-/// A member with all of a synthetic engine's memory, registered.
+/// Registers a member (a process of an engine) that shares all memory of a synthetic engine.
 async fn member(agent: &Agent, socket: &Path, spec: Spec, name: &str) -> (Client, Arc<Core>) {
     let core = Core::new(agent, spec);
     core.add("s", &tokens(31));
@@ -53,12 +53,12 @@ fn is_mapped(name: &str) -> bool {
 }
 
 #[tokio::test]
-async fn an_engine_behind_a_socket_is_captured_as_one_in_this_process() {
+async fn an_engine_behind_a_socket_is_captured_like_one_in_this_process() {
     let server = serve(host().await).await;
     let (client, core) = member(&server.host.agent, &server.socket, Spec::hybrid("remote"), "pf-captured").await;
     let obeying = tokio::spawn(client.obey(Arc::clone(&core)));
     let remote = server.host.agent.snapshot("remote", request()).await.unwrap();
-    until("it goes on and the pin is given back", || !core.is_paused() && core.pins() == 0).await;
+    until("the engine is not paused and the pin is released", || !core.is_paused() && core.pins() == 0).await;
 
     let local = Synthetic::start(&server.host.agent, Spec::hybrid("local").placed(9, 32));
     local.add("s", &tokens(31));
@@ -70,7 +70,7 @@ async fn an_engine_behind_a_socket_is_captured_as_one_in_this_process() {
 }
 
 #[tokio::test]
-async fn the_end_of_a_connection_is_the_end_of_its_mappings_and_calls() {
+async fn the_end_of_a_connection_ends_its_mappings_and_calls() {
     let server = serve(host().await).await;
     let agent = &server.host.agent;
     let (mut client, _core) = member(agent, &server.socket, Spec::hybrid("e"), "pf-unmapped").await;
@@ -84,37 +84,40 @@ async fn the_end_of_a_connection_is_the_end_of_its_mappings_and_calls() {
     drop(client);
     let error = running.await.unwrap().unwrap_err();
     assert!(matches!(error, Error::Lost { .. }), "{error}");
-    until("it is forgotten", || agent.engines().list().is_empty()).await;
+    until("the agent does not list the engine any more", || agent.engines().list().is_empty()).await;
     until("its memory is unmapped", || !is_mapped("pf-unmapped")).await;
 }
 
 #[tokio::test]
-async fn a_paused_engine_whose_pause_is_answered_too_late_is_told_to_go_on() {
+async fn an_engine_that_answers_a_pause_too_late_is_resumed() {
     let server = serve(host_with(|config| config.engine_timeout = Duration::from_millis(200)).await).await;
     let agent = server.host.agent.clone();
     let (mut client, _core) = member(&agent, &server.socket, Spec::hybrid("e"), "pf-late").await;
     let running = tokio::spawn(async move { agent.snapshot("e", request()).await });
     let pause = client.receive().await.unwrap();
     assert_eq!(pause["call"], "pause");
-    // No answer: the agent gives up, and says so.
+    // The engine does not answer. The agent gives the capture up, and sends `resume`.
     assert_eq!(client.receive().await.unwrap()["call"], "resume");
     assert!(matches!(running.await.unwrap(), Err(Error::Lost { .. })));
     client.send(&json!({"id": pause["id"], "ok": {}}), &[]).await;
-    until("the engine is there still", || !server.host.agent.engines().list().is_empty()).await;
+    until("the engine is still registered", || !server.host.agent.engines().list().is_empty()).await;
 }
 
 #[tokio::test]
-async fn a_member_that_asks_is_told_what_lies_ready_and_may_ask_in_bytes() {
+async fn a_member_that_sends_requests_learns_what_is_staged_and_may_send_binary_requests() {
     let server = serve(host().await).await;
     let mut spec = Spec::hybrid("asks");
     spec.verbs = vec![pfr_schema::engine::Verb::Request];
     let (mut client, _core) = member(&server.host.agent, &server.socket, spec, "pf-told").await;
-    let told = client.receive().await.unwrap();
-    assert_eq!((&told["call"], &told["args"]["boundaries"], &told["args"]["expected"]), (&json!("staged"), &json!([]), &json!(false)));
-    client.send(&json!({"id": told["id"], "ok": {}}), &[]).await;
-    let ask = binary::encode(9, &MatchKeys { tokens: 90, ..MatchKeys::default() });
-    let mut framed = (ask.len() as u32).to_le_bytes().to_vec();
-    framed.extend(&ask);
+    let staged = client.receive().await.unwrap();
+    assert_eq!(
+        (&staged["call"], &staged["args"]["boundaries"], &staged["args"]["expected"]),
+        (&json!("staged"), &json!([]), &json!(false))
+    );
+    client.send(&json!({"id": staged["id"], "ok": {}}), &[]).await;
+    let request = binary::encode(9, &MatchKeys { tokens: 90, ..MatchKeys::default() });
+    let mut framed = (request.len() as u32).to_le_bytes().to_vec();
+    framed.extend(&request);
     client.send_bytes(&framed, &[]).await;
     let answer = client.receive().await.unwrap();
     assert_eq!((&answer["id"], &answer["ok"]["match"]), (&json!(9), &json!("none")), "{answer}");
@@ -127,7 +130,7 @@ async fn a_member_that_asks_is_told_what_lies_ready_and_may_ask_in_bytes() {
     assert_eq!((&answer["id"], &answer["ok"]["match"]), (&json!(10), &json!("none")), "{answer}");
     let answer = packed(json!({"id": 11, "call": "report", "args": {"outcomes": []}}), &[7; 90]).await;
     assert_eq!((&answer["id"], &answer["error"]["code"]), (&json!(11), &json!("invalid_request")), "{answer}");
-    // A key is announced and does not come: this connection ends.
+    // The request announces one key and does not contain it: the agent closes the connection.
     let at = framed.len() - 4;
     framed[at] = 1;
     client.send_bytes(&framed, &[]).await;
@@ -164,9 +167,9 @@ async fn the_tokens_of_a_held_sequence_may_come_packed() {
 }
 
 #[tokio::test]
-async fn a_member_has_32_calls_open_and_a_further_one_is_refused_and_not_begun() {
-    // A registry that takes connections and never answers: the agent tells an engine that resumes
-    // from it to ask again, after some time.
+async fn a_member_may_have_32_open_calls_and_a_further_one_is_refused() {
+    // A registry that takes connections and never answers. After some time the agent answers a
+    // resume from this registry with `later`.
     let silent = tokio::net::TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
     let url = format!("http://{}", silent.local_addr().unwrap());
     let server = serve(host_with(|config| config.registry = Some(url)).await).await;
@@ -198,7 +201,7 @@ async fn a_member_has_32_calls_open_and_a_further_one_is_refused_and_not_begun()
     }
     assert!(!refused.is_empty() && refused.iter().all(|id| *id > 32), "{} refused: {refused:?}", refused.len());
     assert!(waited.len() >= 32);
-    // There is room again.
+    // The open calls have ended, so the next one is accepted.
     client.send(&json!({"id": 500, "call": "report", "args": {"outcomes": []}}), &[]).await;
     let answer = async {
         loop {
@@ -212,7 +215,7 @@ async fn a_member_has_32_calls_open_and_a_further_one_is_refused_and_not_begun()
 }
 
 #[tokio::test]
-async fn only_the_owner_opens_the_socket_and_a_dead_agents_is_replaced() {
+async fn only_the_owner_opens_the_socket_and_the_socket_of_a_dead_agent_is_replaced() {
     let server = serve(host().await).await;
     assert_eq!(std::fs::metadata(&server.socket).unwrap().permissions().mode() & 0o777, 0o600);
     let error = server.host.agent.engines().serve(server.host.agent.clone(), &server.socket).await.unwrap_err();
@@ -226,13 +229,14 @@ async fn only_the_owner_opens_the_socket_and_a_dead_agents_is_replaced() {
         let dead = dead.clone();
         async move { agent.engines().serve(agent.clone(), &dead).await }
     });
-    until("it listens", || std::os::unix::net::UnixStream::connect(&dead).is_ok()).await;
+    until("the agent listens", || std::os::unix::net::UnixStream::connect(&dead).is_ok()).await;
     serving.abort();
     assert!(serving.await.unwrap_err().is_cancelled());
     assert!(!dead.exists());
 }
 
-/// The refusal that a registration gets; the connection is closed after it.
+/// Sends a registration and returns the text of its refusal. Checks that the agent then closes the
+/// connection.
 async fn refusal(server: &Server, register: &Value, descriptors: &[&OwnedFd]) -> String {
     let mut client = Client::connect(&server.socket).await;
     let answer = client.register(register, descriptors).await.expect("an answer");
@@ -250,7 +254,7 @@ async fn descriptors_that_do_not_fit_are_refused_and_closed() {
     assert!(refusal(&server, &register, &[]).await.contains("1 descriptors are described, 0 came"));
     assert!(refusal(&server, &register, &[&small]).await.contains("of a memory of 4096 bytes"));
 
-    // The agent holds the only writing end after we let go of ours.
+    // After this test drops its writing end, only the agent may hold one.
     let (reading, writing) = std::os::unix::net::UnixStream::pair().unwrap();
     let writing: OwnedFd = writing.into();
     assert!(refusal(&server, &register, &[&good, &writing]).await.contains("1 descriptors are described, 2 came"));
@@ -285,7 +289,7 @@ async fn a_connection_that_does_not_register_is_closed() {
 }
 
 #[tokio::test]
-async fn calls_that_make_no_sense_are_answered_and_the_connection_lives() {
+async fn invalid_calls_are_answered_and_the_connection_stays_open() {
     let server = serve(host().await).await;
     let (mut client, _core) = member(&server.host.agent, &server.socket, Spec::hybrid("e"), "pf-senseless").await;
     for call in [
@@ -297,7 +301,7 @@ async fn calls_that_make_no_sense_are_answered_and_the_connection_lives() {
         let answer = client.receive().await.unwrap();
         assert_eq!((&answer["id"], &answer["error"]["code"]), (&call["id"], &json!("invalid_request")), "{answer}");
     }
-    // An answer without a call is ignored.
+    // An answer to no call is ignored.
     client.send(&json!({"id": 99, "ok": {}}), &[]).await;
     client.send(&json!({"id": 5, "call": "dance"}), &[]).await;
     assert_eq!(client.receive().await.unwrap()["id"], 5);
@@ -305,7 +309,7 @@ async fn calls_that_make_no_sense_are_answered_and_the_connection_lives() {
 }
 
 #[tokio::test]
-async fn a_first_message_that_is_no_object_is_answered_and_named() {
+async fn a_first_message_that_is_no_object_is_refused_with_the_type_that_was_found() {
     let server = serve(host().await).await;
     for (message, found) in [("[]", "an array"), ("7", "a number"), ("\"x\"", "a text"), ("true", "a boolean"), ("null", "null")] {
         let mut client = Client::connect(&server.socket).await;
@@ -319,7 +323,7 @@ async fn a_first_message_that_is_no_object_is_answered_and_named() {
 }
 
 #[tokio::test]
-async fn any_bytes_end_their_own_connection_only() {
+async fn invalid_bytes_end_only_the_connection_that_sent_them() {
     let server = serve(host_with(|config| config.engine_timeout = Duration::from_millis(200)).await).await;
     let (mut good, _core) = member(&server.host.agent, &server.socket, Spec::hybrid("e"), "pf-any").await;
     let strategy = proptest::collection::vec(proptest::prelude::any::<u8>(), 1..200);

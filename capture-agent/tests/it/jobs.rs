@@ -2,8 +2,8 @@
 
 use crate::common::engine::Synthetic;
 use crate::common::layout::{Group, Spec};
-use crate::common::{Host, config, host_with, registry, tokens, until};
-use pfr_agent::{Agent, Config};
+use crate::common::{Host, config, eager, host_of, registry, reopened, tokens, until};
+use pfr_agent::Agent;
 use pfr_schema::agent::{
     Job, JobRequest, JobState, Push, PushState, RestoreRequest, SnapshotRequest, Warm, WarmItem, WarmRequest, WarmState,
 };
@@ -20,17 +20,6 @@ use tokio::sync::Semaphore;
 
 fn asks_for_frames(seen: &Seen) -> bool {
     seen.method == "POST" && seen.path.ends_with("/frames")
-}
-
-/// A host that retries soon, with a registry for references without one.
-async fn host_of(url: &str) -> Host {
-    host_with(|config| eager(config, url)).await
-}
-
-fn eager(config: &mut Config, url: &str) {
-    config.push_retry = Duration::from_millis(20);
-    config.push_retry_max = Duration::from_millis(100);
-    config.registry = Some(url.to_owned());
 }
 
 /// A registry, and a host with an engine whose snapshots it has.
@@ -376,17 +365,6 @@ async fn only_so_many_jobs_are_under_way() {
     host.agent.jobs().stop().await;
 }
 
-/// Opens an agent again in the folder of one that was dropped; its lock may be held for a moment.
-async fn reopened(settings: &Config) -> Agent {
-    for _ in 0..1000 {
-        match Agent::open(settings.clone()).await {
-            Ok(agent) => return agent,
-            Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
-        }
-    }
-    panic!("the agent does not open")
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn after_a_restart_a_job_is_interrupted_and_the_same_request_does_only_the_rest() {
     let rig = Rig::start().await;
@@ -401,7 +379,8 @@ async fn after_a_restart_a_job_is_interrupted_and_the_same_request_does_only_the
     });
     let data = tempfile::tempdir().unwrap();
     let mut settings = config(data.path());
-    eager(&mut settings, &front.url);
+    eager(&mut settings);
+    settings.registry = Some(front.url.clone());
     let agent = Agent::open(settings.clone()).await.unwrap();
     let job = agent.begin(JobRequest::Warm(warm(&["team/one", "team/two"]))).await.unwrap();
     let item = |agent: &Agent, number: usize| -> Option<WarmItem> { agent.jobs().get(&job.id).ok()?.warm?.items.get(number).cloned() };

@@ -2,7 +2,7 @@
 
 use crate::common::engine::Synthetic;
 use crate::common::layout::Spec;
-use crate::common::{Host, config, host_with};
+use crate::common::{Host, config, eager, host_of, host_with, reopened};
 use pfr_agent::{Agent, Config};
 use pfr_registry::Server;
 use pfr_schema::agent::{Drain, DrainRequest, Push, PushJob, PushState, SnapshotRequest};
@@ -31,22 +31,8 @@ async fn registry(dir: &Path, listen: SocketAddr) -> pfr_store::Store {
     store
 }
 
-fn eager(config: &mut Config) {
-    config.push_retry = Duration::from_millis(20);
-    config.push_retry_max = Duration::from_millis(100);
-}
-
-/// A host that pushes to `registry` and retries soon.
-async fn host_of(registry: String) -> Host {
-    host_with(|config| {
-        eager(config);
-        config.registry = Some(registry);
-    })
-    .await
-}
-
-/// The same, with a sequence to capture.
-async fn with_sequence(registry: String) -> (Host, Synthetic) {
+/// A host that pushes to `registry` and retries soon, with a sequence to capture.
+async fn with_sequence(registry: &str) -> (Host, Synthetic) {
     let host = host_of(registry).await;
     let engine = Synthetic::start(&host.agent, Spec::flat("e"));
     engine.add("s", &[1, 2, 3, 4, 5, 6]);
@@ -55,7 +41,7 @@ async fn with_sequence(registry: String) -> (Host, Synthetic) {
 
 /// A host with a sequence to capture, whose registry does not answer.
 async fn out_of_reach() -> (Host, Synthetic) {
-    with_sequence(format!("http://{}", free_address())).await
+    with_sequence(&format!("http://{}", free_address())).await
 }
 
 /// Leaves a push on disk, as an agent that was killed does; and where.
@@ -98,7 +84,7 @@ async fn a_push_is_on_disk_before_it_is_promised() {
 async fn a_registry_that_comes_later_gets_it_also_after_a_restart() {
     let (address, dir) = (free_address(), tempfile::tempdir().unwrap());
     let url = format!("http://{address}");
-    let (mut host, mut engine) = with_sequence(url.clone()).await;
+    let (mut host, mut engine) = with_sequence(&url).await;
     let (digest, job) = snapshot(&host, "e", "team/agent:x").await;
     let tried = tries(&host.agent, &job.id, 2).await;
     assert_eq!(tried.reference, format!("{url}/team/agent:x"));
@@ -112,7 +98,7 @@ async fn a_registry_that_comes_later_gets_it_also_after_a_restart() {
     eager(&mut settings);
     settings.registry = Some(url.clone());
     drop(std::mem::replace(&mut host.agent, Agent::open(config(dir.path())).await.unwrap()));
-    let again = reopen(settings).await;
+    let again = reopened(&settings).await;
     let [found] = &again.pushes().list()[..] else { panic!("one push") };
     assert_eq!((&found.id, found.digest), (&job.id, digest));
 
@@ -184,22 +170,9 @@ async fn what_was_pushed_when_the_agent_ended_is_not_kept_for_ever() {
     drop(engine);
     let other = tempfile::tempdir().unwrap();
     drop(std::mem::replace(&mut host.agent, Agent::open(config(other.path())).await.unwrap()));
-    let again = reopen(config(host.dir.path())).await;
+    let again = reopened(&config(host.dir.path())).await;
     assert_eq!(again.pushes().list(), [job]);
     assert!(again.store().metadata().evictable(100).await.unwrap().iter().any(|snapshot| snapshot.digest == digest));
-}
-
-/// The lock ends with the last task of the agent before.
-async fn reopen(config: Config) -> Agent {
-    let opening = async {
-        loop {
-            match Agent::open(config.clone()).await {
-                Ok(agent) => return agent,
-                Err(_) => tokio::time::sleep(Duration::from_millis(5)).await,
-            }
-        }
-    };
-    tokio::time::timeout(Duration::from_secs(20), opening).await.unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -208,7 +181,7 @@ async fn a_push_is_known_after_a_restart_however_much_its_registry_says() {
     let instead = move |_: &Seen| Fate::Instead(503, "application/problem+json", problem.clone());
     let registry = Front::start("http://127.0.0.1:1", |_: &Seen| Fate::Refuse(ErrorCode::Unavailable));
     let front = Front::start(&registry.url, instead);
-    let (mut host, mut engine) = with_sequence(front.url.clone()).await;
+    let (mut host, mut engine) = with_sequence(&front.url).await;
     let (_, job) = snapshot(&host, "e", "team/agent:x").await;
     let said = tries(&host.agent, &job.id, 1).await.error.unwrap();
     assert!(said.starts_with("xxx") && said.len() < 10_000, "{said}");
@@ -219,7 +192,7 @@ async fn a_push_is_known_after_a_restart_however_much_its_registry_says() {
     settings.registry = Some(front.url.clone());
     let elsewhere = tempfile::tempdir().unwrap();
     drop(std::mem::replace(&mut host.agent, Agent::open(config(elsewhere.path())).await.unwrap()));
-    let again = reopen(settings).await;
+    let again = reopened(&settings).await;
     assert!(again.pushes().list().iter().any(|found| found.id == job.id), "it was forgotten");
 }
 
@@ -283,7 +256,7 @@ async fn a_client_that_waits_for_a_push_is_told_of_a_full_quota_and_the_push_goe
     let room = Arc::clone(&has_room);
     let rule = move |_: &Seen| if room.load(Ordering::Relaxed) { Fate::Pass } else { Fate::Refuse(ErrorCode::QuotaExceeded) };
     let front = Front::start(&url, rule);
-    let (host, _engine) = with_sequence(front.url.clone()).await;
+    let (host, _engine) = with_sequence(&front.url).await;
     let request = SnapshotRequest { reference: "team/agent:x".into(), push: Push::Wait, ..SnapshotRequest::default() };
     let asked = tokio::time::timeout(Duration::from_secs(20), host.agent.snapshot("e", request)).await;
     let job = asked.expect("it waits until a snapshot is deleted").unwrap().push.unwrap();
@@ -297,7 +270,7 @@ async fn a_client_that_waits_for_a_push_is_told_of_a_full_quota_and_the_push_goe
 #[tokio::test(flavor = "multi_thread")]
 async fn the_last_push_to_a_tag_wins_however_long_the_first_took() {
     let (address, dir) = (free_address(), tempfile::tempdir().unwrap());
-    let (host, engine) = with_sequence(format!("http://{address}")).await;
+    let (host, engine) = with_sequence(&format!("http://{address}")).await;
     let (_, first) = snapshot(&host, "e", "team/agent:x").await;
     tries(&host.agent, &first.id, 1).await;
     engine.step("s", 3);
@@ -321,7 +294,7 @@ fn codes(drain: &Drain) -> Vec<(&str, &str, ErrorCode)> {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_drain_says_what_the_registry_has_and_does_not_wait_for_ever() {
     let (address, dir) = (free_address(), tempfile::tempdir().unwrap());
-    let host = host_of(format!("http://{address}")).await;
+    let host = host_of(&format!("http://{address}")).await;
     let (one, two) = (Synthetic::start(&host.agent, Spec::flat("one")), Synthetic::start(&host.agent, Spec::hybrid("two")));
     one.add("s", &[1, 2, 3, 4, 5, 6]);
     two.add("t", &[7, 8, 9]);
@@ -363,7 +336,7 @@ async fn a_drain_tells_of_pushes_that_were_refused() {
     let listener = tokio::net::TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     tokio::spawn(axum::serve(listener, axum::Router::new()).into_future());
-    let (host, _engine) = with_sequence(url).await;
+    let (host, _engine) = with_sequence(&url).await;
     let drained = drain(&host, 60).await;
     assert_eq!(codes(&drained), [("e", "s", ErrorCode::InvalidRequest)]);
     assert!(drained.done.is_empty() && drained.failed[0].problem.detail.contains("refused"), "{drained:?}");
@@ -386,9 +359,51 @@ async fn a_push_that_waits_pins_its_snapshot_again_if_a_push_by_hand_took_the_pi
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_pin_ends_whatever_other_repositories_wait_for_or_have_taken() {
+    let (address, dir) = (free_address(), tempfile::tempdir().unwrap());
+    let _registry = registry(dir.path(), address).await;
+    let host = host_with(eager).await;
+    let engine = Synthetic::start(&host.agent, Spec::flat("e"));
+    engine.add("s", &[1, 2, 3, 4, 5, 6]);
+    let captured = async || {
+        let request = SnapshotRequest { reference: "team/agent:x".into(), push: Push::Never, ..SnapshotRequest::default() };
+        host.agent.snapshot("e", request).await.unwrap().digest
+    };
+    let evictable = async |digest: Digest| host.agent.store().metadata().evictable(100).await.unwrap().iter().any(|s| s.digest == digest);
+    let freed = async |digest: Digest| {
+        let freed = async {
+            while !evictable(digest).await {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), freed).await.expect("it stays pinned");
+    };
+    let pushed = async |digest: Digest, reference: String| {
+        let job = host.agent.pushes().add(digest, &reference).await.unwrap();
+        host.agent.pushes().wait(&job.id).await.unwrap().state
+    };
+    // Another repository waits for the same snapshot.
+    let one = captured().await;
+    let waiting = host.agent.pushes().add(one, "http://127.0.0.1:9/team/other:x").await.unwrap();
+    tries(&host.agent, &waiting.id, 1).await;
+    assert_eq!(pushed(one, format!("http://{address}/team/agent:x")).await, PushState::Done);
+    freed(one).await;
+    // It was refused for this repository, and then taken for another one.
+    engine.step("s", 3);
+    let two = captured().await;
+    let listener = tokio::net::TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+    let refusing = format!("http://{}", listener.local_addr().unwrap());
+    tokio::spawn(axum::serve(listener, axum::Router::new()).into_future());
+    assert_eq!(pushed(two, format!("{refusing}/team/agent:x")).await, PushState::Failed);
+    assert!(!evictable(two).await, "this host has the only copy");
+    assert_eq!(pushed(two, format!("http://{address}/team/other:y")).await, PushState::Done);
+    freed(two).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_push_clears_its_own_pin_and_no_other() {
     let (address, dir) = (free_address(), tempfile::tempdir().unwrap());
-    let (host, engine) = with_sequence(format!("http://{address}")).await;
+    let (host, engine) = with_sequence(&format!("http://{address}")).await;
     let (store, repository) = (host.agent.store().clone(), "team/agent".parse().unwrap());
     let evictable = async |digest| store.metadata().evictable(100).await.unwrap().iter().any(|s| s.digest == digest);
     let (by_hand, first) = snapshot(&host, "e", "team/agent:x").await;

@@ -284,7 +284,7 @@ async fn what_goes_wrong_after_blocks_were_taken_gives_them_back() {
         engine.forget_journal();
         let error = restore(&host, "e", "now").await.unwrap_err();
         assert_eq!(error.code(), code, "{fault:?}: {error}");
-        until("the blocks are back", || engine.waiting().is_empty() && engine.journal().contains(&Event::Call("discard"))).await;
+        assert!(engine.waiting().is_empty() && engine.journal().contains(&Event::Call("discard")), "{fault:?}: the blocks are not back");
         engine.heal();
         assert_eq!(engine.sequences(), ["s"], "{fault:?}");
         assert_eq!((engine.content("s"), engine.free_blocks("main")), (before.clone(), free), "{fault:?}");
@@ -294,7 +294,7 @@ async fn what_goes_wrong_after_blocks_were_taken_gives_them_back() {
     forged.oracle.top[0].1 ^= 1;
     forged.commit(&host, "logits").await;
     assert_eq!(restore(&host, "e", "logits").await.unwrap_err().code(), ErrorCode::OracleMismatch);
-    until("the blocks are back", || engine.waiting().is_empty()).await;
+    assert!(engine.waiting().is_empty(), "the blocks are not back");
     restore(&host, "e", "now").await.unwrap();
 }
 

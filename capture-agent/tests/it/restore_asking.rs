@@ -21,7 +21,7 @@ async fn an_engine_that_asks_gets_the_deepest_state_that_fits() {
     let engine = Synthetic::start(&host.agent, Spec::hybrid("e"));
     engine.add("s", &tokens(62));
     capture(&host, "e", "now").await;
-    let asking = Synthetic::start(&host.agent, Spec::hybrid("asks").placed(9, 32).asking());
+    let asking = Synthetic::start(&host.agent, Spec::hybrid("asks").placed(9, 32).requests_only());
     let handle = host.agent.engines().get("asks").unwrap();
     let ask = async |request: Match| {
         let answer = host.agent.answer(&handle, 0, ToAgent::Match(request)).await.unwrap();
@@ -78,7 +78,7 @@ async fn a_request_takes_the_pages_before_the_token_in_which_it_differs() {
     let source = Synthetic::start(&host.agent, Spec::attention("e"));
     source.add("s", &tokens(62));
     let digest = capture(&host, "e", "now").await;
-    let engine = Synthetic::start(&host.agent, Spec::attention("asks").placed(9, 32).asking());
+    let engine = Synthetic::start(&host.agent, Spec::attention("asks").placed(9, 32).requests_only());
     restore(&host, "asks", "now").await.unwrap();
     let told = engine.told.lock().last().cloned().unwrap();
     assert_eq!((told.boundaries, told.shortest), (vec![61], Some(8)));
@@ -147,7 +147,7 @@ impl Asking {
         let source = Synthetic::start(&host.agent, Spec::hybrid("e"));
         source.add("s", &tokens(62));
         capture(&host, "e", "now").await;
-        let engine = Synthetic::start(&host.agent, Spec::hybrid("asks").placed(9, 32).asking());
+        let engine = Synthetic::start(&host.agent, Spec::hybrid("asks").placed(9, 32).requests_only());
         restore(&host, "asks", "now").await.unwrap();
         let mut asking = Self { host, source, engine, restore: String::new() };
         let matched = asking.ask(asking.keys(&tokens(90))).await;
@@ -316,7 +316,7 @@ async fn an_agent_that_stops_waits_for_copies_and_begins_no_other() {
 
 /// An engine that asks.
 fn asking(host: &Host, name: &str, weights: &str) -> Synthetic {
-    let mut spec = Spec::flat(name).asking();
+    let mut spec = Spec::flat(name).requests_only();
     spec.deployment.insert("weights".into(), json!(weights));
     Synthetic::start(&host.agent, spec)
 }
@@ -391,8 +391,8 @@ async fn an_engine_that_comes_back_finds_what_lay_ready_and_another_one_of_its_n
 #[tokio::test]
 async fn who_asks_while_a_snapshot_is_pulled_is_told_to_ask_again() {
     let host = host().await;
-    let _asking = Synthetic::start(&host.agent, Spec::hybrid("asks").asking());
-    let _other = Synthetic::start(&host.agent, Spec::hybrid("other").asking());
+    let _asking = Synthetic::start(&host.agent, Spec::hybrid("asks").requests_only());
+    let _other = Synthetic::start(&host.agent, Spec::hybrid("other").requests_only());
     let ask = async |engine: &str| {
         let handle = host.agent.engines().get(engine).unwrap();
         let call = ToAgent::Match(Match { tokens: tokens(62), ..Match::default() });

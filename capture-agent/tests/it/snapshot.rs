@@ -309,6 +309,15 @@ async fn a_sequence_must_be_named_where_there_are_several() {
     let error = host.agent.snapshot("e", named("three")).await.unwrap_err();
     assert!(matches!(&error, Error::SequenceUnknown { known, .. } if known == "one, two"), "{error}");
     assert_eq!(host.agent.snapshot("e", named("two")).await.unwrap().sequence, "two");
+    // An engine may have 50,000 of them, and an error names ten.
+    for number in 3..=12 {
+        engine.add(&format!("{number:02}"), &tokens(10));
+    }
+    for unnamed in [request("a/b:c"), named("three")] {
+        let error = host.agent.snapshot("e", unnamed).await.unwrap_err();
+        let (Error::SequenceAmbiguous { known, .. } | Error::SequenceUnknown { known, .. }) = &error else { panic!("{error}") };
+        assert_eq!(known, "03, 04, 05, 06, 07, 08, 09, 10, 11, 12 and 2 more");
+    }
     assert!(!engine.is_paused());
 }
 

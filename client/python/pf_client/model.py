@@ -131,17 +131,18 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotStats:
-    """What one snapshot costs. Deleting it would free `exclusive_bytes`."""
+    """What one snapshot costs. Deleting it would free `exclusive_bytes`. Older registries do not say
+    when it was pushed."""
 
     repository: str
     digest: str
     tags: list[str]
     parents: list[str]
-    pushed_at: datetime = _at()
     logical_bytes: int = _named("logical")
     new_bytes: int = _named("new")
     shared_bytes: int = _named("shared")
     exclusive_bytes: int = _named("exclusive")
+    pushed_at: datetime | None = field(default=None, metadata={"read": _time})
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,12 +152,12 @@ class Stats:
 
     dedup_ratio: float
     codec_ratio: float
-    omitted: int
     logical_bytes: int = _named("logical")
     unique_bytes: int = _named("unique")
     stored_bytes: int = _named("stored")
     disk_bytes: int = _named("disk")
     snapshots: list[SnapshotStats] = _list(lambda found: parse(SnapshotStats, found))
+    omitted: int = 0
 
 
 @dataclass(frozen=True, slots=True)

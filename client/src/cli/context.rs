@@ -41,14 +41,16 @@ pub struct Context {
 /// Settings from all sources, resolved.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// All but the token.
+    /// All settings except the tokens.
     all: Overrides,
+    /// The base URL of the configured registry.
     registry: String,
-    /// From the environment: for the server of `registry`, and no other.
+    /// The token from the environment. It is sent only to the server of `registry`.
     token: Option<Secret>,
-    /// From the file, with its registry: only for that server.
-    files_token: (String, Option<Secret>),
-    /// From earlier logins.
+    /// The registry and the token from the configuration file. The token is sent only to that
+    /// registry's server.
+    file_token: (String, Option<Secret>),
+    /// Tokens from earlier logins.
     stored: StoredTokens,
 }
 
@@ -74,12 +76,13 @@ impl Context {
         Ok(Self { out, json, quiet, global, settings, flags: flags.into(), reference: RefCell::default(), names_registry })
     }
 
-    /// The options that all programs share, as they were given.
+    /// The options that all commands share, as they were given.
     pub fn global(&self) -> &Global {
         &self.global
     }
 
-    /// A failure of the command, with all that is known about what it was about.
+    /// Adds to a failure the reference that the command looked up last, and the flags that the
+    /// commands in its hint need.
     pub fn explain(&self, failure: Failure) -> Failure {
         let failure = match &*self.reference.borrow() {
             Some(reference) => failure.about(reference),
@@ -94,19 +97,19 @@ impl Context {
         self.flags.borrow().clone()
     }
 
-    /// The registry that `reference` lives in.
+    /// The registry that `reference` names, or else the configured one.
     pub fn remote(&self, reference: Option<&Reference>) -> Result<Remote, Failure> {
         self.note(reference);
         let url = self.settings.registry_of(reference);
         self.remote_at(url, self.settings.token_for(url)?)
     }
 
-    /// The base URL of the registry that an argument names, or else of the one of other commands.
+    /// The base URL of the registry that an argument names, or else of the configured registry.
     pub fn registry_at(&self, given: Option<&str>) -> Result<String, Failure> {
         let Some(given) = given else { return Ok(self.settings.registry.clone()) };
         let url = match given.contains("://") {
             true => given.to_owned(),
-            // As in a reference.
+            // Without a scheme, the rules for the host of a reference choose http or https.
             false => format!("{}/x", base_url(given))
                 .parse::<Reference>()
                 .ok()
@@ -126,7 +129,7 @@ impl Context {
         Ok(Remote::new(url, RemoteOptions { token, ..self.remote_options() })?)
     }
 
-    /// How the places of exports are reached.
+    /// How to reach the places where exports are: remote options and credentials.
     pub fn place_options(&self) -> PlaceOptions {
         let user = std::env::var("PF_OCI_USERNAME").ok().filter(|user| !user.is_empty());
         let folder = std::env::var_os("DOCKER_CONFIG").filter(|path| !path.is_empty()).map(PathBuf::from);
@@ -138,7 +141,7 @@ impl Context {
         }
     }
 
-    /// How registries are reached, without a token.
+    /// How to reach a registry, without a token.
     fn remote_options(&self) -> RemoteOptions {
         let token_over_http = self.settings.all.token_over_http.unwrap_or(false);
         let defaults = RemoteOptions::default();
@@ -153,7 +156,7 @@ impl Context {
         RemoteOptions { token_over_http, extra_roots, retries, retry_for, on_retry, ..defaults }
     }
 
-    /// The local store, made if there is none.
+    /// The local store. Creates it if it does not exist.
     pub async fn store(&self) -> Result<Store, Failure> {
         Ok(Store::open(self.store_dir()?, Options::default()).await?)
     }
@@ -169,7 +172,8 @@ impl Context {
         self.store().await
     }
 
-    /// Remembers the stores of `reference`, for commands in messages.
+    /// Remembers `reference` with its repository and registry, for errors and for the commands in
+    /// messages.
     fn note(&self, reference: Option<&Reference>) {
         let mut flags = self.flags.borrow_mut();
         if let Some(reference) = reference {
@@ -213,7 +217,8 @@ impl Context {
         self.agent_beside_registry(given)
     }
 
-    /// The capture agent, for a command that itself asks a registry, too.
+    /// The capture agent, for a command that sends requests to a registry too, so that `--registry`
+    /// has an effect.
     pub fn agent_beside_registry(&self, given: Option<&Path>) -> Result<AgentClient, Failure> {
         let given = given.filter(|path| !path.as_os_str().is_empty());
         self.flags.borrow_mut().agent = given.map(Path::to_owned);
@@ -245,13 +250,15 @@ impl Context {
         self.settings.all.max_store_size
     }
 
-    /// How directories are encoded: as given, else as in the configuration file, else the default.
+    /// The compression of snapshot directories: the given one, else that of the configuration file,
+    /// else the default.
     pub fn compression(&self, given: Option<Compression>) -> Compression {
         given.or(self.settings.all.compression).unwrap_or_default()
     }
 
-    /// Keys of which one must have signed what is pulled: those of the file that is given, else of
-    /// the one in the configuration file, else none.
+    /// The public keys for a pull: one of them must have signed the snapshot. They are read from
+    /// the given file, or else from the file that the configuration names. `None`: neither is
+    /// there, and no signature is needed.
     pub fn verify_keys(&self, given: Option<&Path>) -> Result<Option<Vec<PublicKey>>, Failure> {
         let given = given.filter(|path| !path.as_os_str().is_empty()).or(self.settings.all.verify_key.as_deref());
         Ok(given.map(pfr_client::public_keys).transpose()?)
@@ -266,24 +273,25 @@ impl Context {
 impl Settings {
     fn resolve(mut given: Overrides, mut file: Overrides, dirs: &UserDirs) -> Self {
         let token = given.token.take();
-        let files = base_url(file.registry.as_deref().unwrap_or(DEFAULT_REGISTRY)).to_owned();
-        let files_token = (files, file.token.take());
+        let file_registry = base_url(file.registry.as_deref().unwrap_or(DEFAULT_REGISTRY)).to_owned();
+        let file_token = (file_registry, file.token.take());
         let mut all = given.or(file);
         all.store = all.store.or_else(|| store_dir(dirs));
         all.agent = all.agent.or_else(|| agent_socket(dirs));
         let registry = base_url(all.registry.as_deref().unwrap_or(DEFAULT_REGISTRY)).to_owned();
-        Self { all, registry, token, files_token, stored: StoredTokens::of(dirs) }
+        Self { all, registry, token, file_token, stored: StoredTokens::of(dirs) }
     }
 
     fn registry_of<'a>(&'a self, reference: Option<&'a Reference>) -> &'a str {
         reference.and_then(|r| r.registry.as_deref()).unwrap_or(&self.registry)
     }
 
-    /// A token is for one server only: a pull from another registry does not send it there.
+    /// The token for the registry with this URL. A token is sent to one server only: a pull from
+    /// another registry does not send it.
     fn token_for(&self, url: &str) -> Result<Option<Secret>, Failure> {
         let given = self.token.as_ref().filter(|_| same_server(url, &self.registry));
-        let (files, token) = &self.files_token;
-        let in_file = || token.as_ref().filter(|_| same_server(url, files));
+        let (file_registry, token) = &self.file_token;
+        let in_file = || token.as_ref().filter(|_| same_server(url, file_registry));
         match given.or_else(in_file) {
             Some(token) => Ok(Some(token.clone())),
             None => Ok(self.stored.token_for(url)?),
@@ -316,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn how_often_and_how_long_to_try_again_comes_from_the_flag_and_else_from_the_file() {
+    fn a_flag_for_retries_wins_over_the_file() {
         let of = |(retries, retry_for), file| {
             let given = Overrides { retries, retry_for, ..Overrides::default() };
             let all = Settings::resolve(given, pfr_service::settings::read(file).unwrap(), &UserDirs::default()).all;

@@ -71,7 +71,7 @@ pub fn on_retry(quiet: bool) -> OnRetry {
 
 /// How far an operation is. Bytes are raw bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Standing {
+pub struct Status {
     /// The current step.
     pub phase: String,
     /// All bytes; 0 if not known yet.
@@ -82,13 +82,13 @@ pub struct Standing {
     pub deduplicated: u64,
 }
 
-impl Standing {
+impl Status {
     /// An operation that counts no bytes.
     pub fn of_phase(phase: &str) -> Self {
         Self { phase: phase.into(), ..Self::default() }
     }
 
-    /// The standing of a push or pull.
+    /// The status of a push or pull.
     pub fn of(progress: &Progress) -> Self {
         Self {
             phase: progress.phase().to_string(),
@@ -118,9 +118,9 @@ impl Standing {
     }
 }
 
-/// Runs `work`, and draws a bar of `standing` if stderr is a terminal and the work takes long
+/// Runs `work`, and draws a bar of `status` if stderr is a terminal and the work takes long
 /// enough.
-pub async fn watch<T>(quiet: bool, standing: impl Fn() -> Standing, work: impl Future<Output = T>) -> T {
+pub async fn watch<T>(quiet: bool, status: impl Fn() -> Status, work: impl Future<Output = T>) -> T {
     tokio::pin!(work);
     if quiet || stderr_width().is_none() {
         return work.await;
@@ -133,14 +133,14 @@ pub async fn watch<T>(quiet: bool, standing: impl Fn() -> Standing, work: impl F
         tokio::select! {
             result = &mut work => return result,
             now = ticks.tick() => {
-                let mut standing = standing();
-                let rate = rate.after(standing.done, now);
+                let mut status = status();
+                let rate = rate.after(status.done, now);
                 if start.elapsed() >= SHOWN_AFTER {
                     if let Some(text) = NOTICE.lock().text.clone() {
-                        standing.phase = text;
+                        status.phase = text;
                     }
                     // The terminal may have been resized.
-                    bar.get_or_insert_with(Bar::new).show(&standing, rate, stderr_width().unwrap_or(ROOMY));
+                    bar.get_or_insert_with(Bar::new).show(&status, rate, stderr_width().unwrap_or(ROOMY));
                 }
             }
         }
@@ -181,11 +181,11 @@ impl Bar {
         Self(ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(10)))
     }
 
-    fn show(&self, standing: &Standing, rate: f64, width: usize) {
-        let words = standing.words(rate, width);
-        let phase = human::clip(&standing.phase, width.saturating_sub(MARGIN + 1));
+    fn show(&self, status: &Status, rate: f64, width: usize) {
+        let words = status.words(rate, width);
+        let phase = human::clip(&status.phase, width.saturating_sub(MARGIN + 1));
         let bar = width.saturating_sub(human::columns(&phase) + human::columns(&words) + MARGIN).min(WIDEST);
-        let template = match (standing.total, bar) {
+        let template = match (status.total, bar) {
             (0, _) => "{spinner:.cyan} {prefix} {msg}",
             (_, 0..4) => "{prefix} {msg}",
             _ => &format!("{{prefix}} {{bar:{bar}.cyan/dim}} {{msg}}"),
@@ -193,8 +193,8 @@ impl Bar {
         // A template that does not parse shows indicatif's own; these do.
         let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
         self.0.set_style(style.progress_chars("━╸─"));
-        self.0.set_length(standing.total);
-        self.0.set_position(standing.done + standing.deduplicated);
+        self.0.set_length(status.total);
+        self.0.set_position(status.done + status.deduplicated);
         self.0.set_prefix(phase);
         self.0.set_message(words);
         self.0.tick();
@@ -214,14 +214,14 @@ mod tests {
 
     #[test]
     fn words_say_what_is_known_and_fit() {
-        let standing = Standing { phase: "sending".into(), total: 100 << 20, done: 20 << 20, deduplicated: 30 << 20 };
-        assert_eq!(standing.words(10.0 * f64::from(1 << 20), 120), "50.0 MiB of 100 MiB, 10.0 MiB/s, 5.00 s left, 30.0 MiB deduplicated");
-        assert!(standing.words(1e6, 60).chars().count() < 48);
-        assert_eq!(Standing::default().words(0.0, 80), "");
+        let status = Status { phase: "sending".into(), total: 100 << 20, done: 20 << 20, deduplicated: 30 << 20 };
+        assert_eq!(status.words(10.0 * f64::from(1 << 20), 120), "50.0 MiB of 100 MiB, 10.0 MiB/s, 5.00 s left, 30.0 MiB deduplicated");
+        assert!(status.words(1e6, 60).chars().count() < 48);
+        assert_eq!(Status::default().words(0.0, 80), "");
         // An empty configuration is in every registry, and no news.
-        let first = Standing { deduplicated: 14, ..standing.clone() };
+        let first = Status { deduplicated: 14, ..status.clone() };
         assert!(!first.words(1e6, 120).contains("deduplicated"), "{}", first.words(1e6, 120));
-        let small = Standing { total: 100, done: 0, ..first };
+        let small = Status { total: 100, done: 0, ..first };
         assert!(small.words(0.0, 120).ends_with("14 B deduplicated"), "{}", small.words(0.0, 120));
     }
 

@@ -1,5 +1,5 @@
-//! A snapshot over a directory of blobs, described by the caller instead of by files: for other
-//! programs' stores with the same layout of blobs.
+//! A snapshot whose blobs are files, but whose configuration and lists come from the caller. An
+//! import uses it to read the store of another program that has the same layout of blobs.
 
 use super::build::{self, Opaque, Parts};
 use super::files::{Root, STEP};
@@ -13,22 +13,22 @@ use std::collections::{HashMap, HashSet};
 use std::io::Read;
 use std::path::PathBuf;
 
-/// The parts of a snapshot whose blobs lie in `blobs/`.
+/// A snapshot as the caller describes it. Its blobs are files in `blobs/`.
 #[derive(Debug, Default)]
 pub struct Described {
     /// The snapshot's configuration.
     pub config: SnapshotConfig,
-    /// The page manifest, and the file that errors about its pages name.
+    /// The page manifest, and the path that errors about its pages give as its origin.
     pub pages: Option<(FlatManifest, PathBuf)>,
-    /// Files that `pf` does not parse, in `blobs/`.
+    /// Attachments that are files in `blobs/`.
     pub attachments: Vec<Opaque>,
     /// Attachments that are in memory rather than in `blobs/`.
     pub inline: Vec<Document>,
 }
 
 impl Directory {
-    /// The snapshot of `described`, with its blobs below `root`. The same parts as files give the
-    /// same digest.
+    /// The snapshot that `described` describes, with its blobs below `root`. It has the same digest
+    /// as a snapshot directory with the same content.
     ///
     /// # Errors
     /// [`Error::Document`] for a configuration that does not parse, [`Error::MissingBlob`] and
@@ -64,7 +64,8 @@ impl Directory {
 /// Reads and verifies a blob of at most `limit` bytes; `None` if it is not there.
 ///
 /// # Errors
-/// [`Error::WrongBytes`] for other bytes, [`Error::Document`] for more than `limit`; [`Error::Io`].
+/// [`Error::WrongBytes`] if the file does not decode or does not have this digest,
+/// [`Error::Document`] if the blob is longer than `limit`, [`Error::Io`].
 pub fn read(root: &Root, digest: &Digest, limit: u64) -> Result<Option<Vec<u8>>> {
     let mut bytes = Vec::new();
     let found = walk(root, digest, limit, &mut |piece| bytes.extend_from_slice(piece))?;
@@ -79,6 +80,8 @@ pub fn measure(root: &Root, digest: &Digest, limit: u64) -> Result<Option<u64>> 
     walk(root, digest, limit, &mut |_| ())
 }
 
+/// Reads a blob piece by piece, verifies it, and returns its length; `None` if it is not there.
+/// `take` gets the pieces before they are verified.
 fn walk(root: &Root, digest: &Digest, limit: u64, take: &mut dyn FnMut(&[u8])) -> Result<Option<u64>> {
     let raw = layout::blob(digest);
     let encoded = layout::encoded(&raw);

@@ -10,14 +10,14 @@ use std::io::{self, Read};
 use std::os::unix::fs::FileExt as _;
 
 const MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
-/// Largest window decoded here, as a power of two: 32 MiB, of which every upload in flight may hold
-/// one.
+/// Largest window that is decoded here, as a power of two: 32 MiB. Every upload in flight may need
+/// the memory of one window.
 const LARGEST_WINDOW_LOG: u32 = 25;
 
-/// The headers of a file.
+/// The facts about a file that its headers give.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Shape {
-    /// Whether the file is one ordinary frame.
+    /// Whether the file is exactly one frame with a small window and no dictionary.
     pub plain: bool,
     /// Raw bytes of the first frame, if its header gives them.
     pub raw_len: Option<u64>,
@@ -58,7 +58,8 @@ pub(super) fn shape(file: &File, len: u64) -> io::Result<Shape> {
     Ok(Shape { plain: end == Some(len), raw_len })
 }
 
-/// The end of the blocks that start at `at`; `None` if they have none.
+/// The end of the blocks that start at `at`; `None` if the file ends before the last block, or if a
+/// block has the reserved type.
 fn end_of_blocks(file: &File, mut at: u64) -> io::Result<Option<u64>> {
     loop {
         let mut header = [0; 3];
@@ -67,12 +68,16 @@ fn end_of_blocks(file: &File, mut at: u64) -> io::Result<Option<u64>> {
         }
         let word = u32::from_le_bytes([header[0], header[1], header[2], 0]);
         let content = match (word >> 1) & 3 {
+            // One byte that is repeated.
             1 => 1,
+            // Reserved.
             3 => return Ok(None),
+            // Raw or compressed bytes.
             _ => u64::from(word >> 3),
         };
         at += 3 + content;
-        if word & 1 != 0 {
+        let is_last = word & 1 != 0;
+        if is_last {
             return Ok(Some(at));
         }
     }
@@ -131,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_registry_would_refuse_does_not_pass() {
+    fn files_that_the_registry_would_refuse_do_not_pass() {
         let frame = zstd::bulk::compress(&[7; 5000], 1).unwrap();
         let mut long = zstd::stream::Encoder::new(Vec::new(), 3).unwrap();
         long.window_log(25).unwrap();

@@ -20,15 +20,15 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Present files hashed by one task.
+/// How many files that are already there one task hashes.
 const HASHED: usize = 64;
 
 pub(super) async fn pull(fetcher: &Fetcher<'_>, digest: Digest, path: &Path, store: Option<&Store>) -> Result<Totals> {
     let progress = fetcher.progress;
     let unsuitable = |reason: String| Error::Unsuitable { digest, reason };
-    let mut near = Near { fetcher, store, manifest: None };
-    let document = only(near.documents(&[Item::manifest(digest)]).await?)?;
-    near.manifest = Some(document.clone());
+    let mut nodes = Nodes { fetcher, store, manifest: None };
+    let document = only(nodes.documents(&[Item::manifest(digest)]).await?)?;
+    nodes.manifest = Some(document.clone());
     let Container::Manifest(manifest) = parse(&document, &fetcher.limits)? else {
         return Err(Error::Internal("a manifest parsed as something else".into()));
     };
@@ -37,20 +37,21 @@ pub(super) async fn pull(fetcher: &Fetcher<'_>, digest: Digest, path: &Path, sto
     }
     let files = layout::named_files(&manifest)
         .map_err(|title| unsuitable(format!("an attachment has the title {title:?}, which no file may have; pull it into a store")))?;
-    // All but the configuration, which comes first and is written with the documents.
+    // All files except the configuration, which is the first one. It is written with the documents.
     let named = files.iter().skip(1).rev().map(|(descriptor, path)| (descriptor.digest, path.clone())).collect();
     let root = path.to_owned();
     let writer = Arc::new(blocking(move || Writer::open(&root, named)).await?);
 
     let config = Item { digest: manifest.config.digest, kind: Kind::Blob, size: Some(manifest.config.size), elements: None };
     let destination = Present { writer: Arc::clone(&writer), config: config.digest };
-    let Plan { blobs, containers } = plan(Item::manifest(digest), &near, &destination, &fetcher.limits).await?;
-    let config = only(near.documents(&[config]).await?)?;
+    let Plan { blobs, containers } = plan(Item::manifest(digest), &nodes, &destination, &fetcher.limits).await?;
+    let config = only(nodes.documents(&[config]).await?)?;
     let totals = Totals::of(containers.iter().filter(|d| d.kind != Kind::Run), &fetcher.limits)?;
     progress.begin(&totals);
 
     let (limits, to_check) = (fetcher.limits.clone(), Arc::clone(&writer));
-    // Checked before the first blob, so that a directory of another snapshot stays as it is.
+    // The directory is checked before the first blob is written, so that a directory of another
+    // snapshot stays as it is.
     let publication = blocking(move || {
         let publication = Publication::new(&manifest, containers, config, &limits)?;
         publication.check_free(to_check.root())?;
@@ -60,27 +61,28 @@ pub(super) async fn pull(fetcher: &Fetcher<'_>, digest: Digest, path: &Path, sto
 
     progress.enter(Phase::Receiving);
     let receiver = Receiver { fetcher, store, writer: Arc::clone(&writer) };
-    let (near, far) = receiver.divide(blobs).await?;
-    let moving = far.iter().map(Item::bytes).sum::<u64>() + fetcher.document_bytes();
+    let (in_store, to_fetch) = receiver.divide(blobs).await?;
+    let moving = to_fetch.iter().map(Item::bytes).sum::<u64>() + fetcher.document_bytes();
     progress.add_bytes_deduplicated(totals.bytes.saturating_sub(moving));
-    receiver.receive_all(near, far).await?;
+    receiver.receive_all(in_store, to_fetch).await?;
     progress.enter(Phase::Writing);
     blocking(move || publication.write(&writer)).await?;
     Ok(totals)
 }
 
 fn only(documents: Vec<Document>) -> Result<Document> {
-    documents.into_iter().next().ok_or_else(|| Error::Internal("one item asked for, none given".into()))
+    documents.into_iter().next().ok_or_else(|| Error::Internal("one document was requested, and none came".into()))
 }
 
-/// Nodes from the local store if it has them, otherwise from the registry.
-struct Near<'a> {
+/// Reads nodes from the local store if it has them, otherwise from the registry.
+struct Nodes<'a> {
     fetcher: &'a Fetcher<'a>,
     store: Option<&'a Store>,
+    /// The manifest, once it was read.
     manifest: Option<Document>,
 }
 
-impl PlanSource for Near<'_> {
+impl PlanSource for Nodes<'_> {
     const NEAR: bool = false;
 
     async fn documents(&self, items: &[Item]) -> Result<Vec<Document>> {
@@ -91,7 +93,7 @@ impl PlanSource for Near<'_> {
                 (Some(document), _) => Some(document),
                 (None, Some(store)) => match store.read(&item.digest).await {
                     Ok(bytes) => Some(Document { digest: item.digest, kind: item.kind, bytes: bytes.to_vec() }),
-                    // A blob that the store lacks, or has damaged, is fetched.
+                    // A node that the store lacks, or that is damaged there, is fetched.
                     Err(_) => None,
                 },
                 (None, None) => None,
@@ -104,7 +106,8 @@ impl PlanSource for Near<'_> {
     }
 }
 
-/// The files of the directory, hashed. Nodes always count as missing, to learn what to write.
+/// The directory as the destination of the plan. A file is present if its hash is right. Nodes
+/// always count as missing: the plan then lists all of them, and they say what to write.
 struct Present {
     writer: Arc<Writer>,
     config: Digest,
@@ -137,7 +140,7 @@ impl PlanDestination for Present {
     }
 }
 
-/// Brings blobs into files.
+/// Writes blobs into files: those of the local store, and those that it fetches.
 struct Receiver<'a> {
     fetcher: &'a Fetcher<'a>,
     store: Option<&'a Store>,
@@ -145,13 +148,13 @@ struct Receiver<'a> {
 }
 
 impl Receiver<'_> {
-    async fn receive_all(&self, near: Vec<Item>, far: Vec<Item>) -> Result<()> {
-        for batch in batches(near) {
+    async fn receive_all(&self, in_store: Vec<Item>, to_fetch: Vec<Item>) -> Result<()> {
+        for batch in batches(in_store) {
             if let Some(store) = self.store {
                 self.copy(store, batch.into()).await?;
             }
         }
-        let requests = batches(far).into_iter();
+        let requests = batches(to_fetch).into_iter();
         stream::iter(requests)
             .map(|batch| self.fetcher.fetch_all(batch, |left| self.receive(left)))
             .buffer_unordered(IN_FLIGHT)
@@ -169,7 +172,8 @@ impl Receiver<'_> {
 
     async fn copy(&self, store: &Store, items: Arc<[Item]>) -> Result<()> {
         let frames = store.frames(items.iter().map(|item| item.digest).collect()).await?;
-        // A copy on this host is no progress of the transfer.
+        // The progress of a pull counts bytes from the registry, so a copy on this host counts
+        // nowhere.
         let meter = Meter::expecting(&self.fetcher.limits, Tally::new(&Progress::default()), items);
         let done = AtomicUsize::new(0);
         self.write(watch(frames.map_err(Error::from).boxed(), meter), &done).await
@@ -187,8 +191,8 @@ impl Receiver<'_> {
         (items[done.into_inner().min(items.len())..].to_vec(), result)
     }
 
-    /// Writes frames as they come, each on the thread that has verified it; `done` counts those
-    /// that lie under their names, in order.
+    /// Writes blobs as their frames come, each on the thread that has verified it. Counts in `done`
+    /// the files that are complete. They are the first ones of the request.
     async fn write(&self, frames: Watched, done: &AtomicUsize) -> Result<()> {
         let Watched { frames, slot } = frames;
         let (writer, kept) = (Arc::clone(&self.writer), slot.clone());
@@ -200,7 +204,7 @@ impl Receiver<'_> {
         let mut frames = Box::pin(verified_frames_into(frames, limits, large_documents, sink));
         let mut large: Option<Large> = None;
         while let Some(incoming) = frames.next().await {
-            // Complete frames were yielded, and are kept.
+            // If the stream fails, the files that are complete are kept.
             match incoming.map_err(|error| self.fetcher.remote.received(&slot, error))? {
                 Incoming::Whole(_) => {
                     done.fetch_add(1, Ordering::Relaxed);

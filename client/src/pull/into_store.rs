@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::local::LocalSession;
 use crate::meter::Tally;
 use crate::plain::as_blobs;
-use crate::plan::{Above, Below, Item, Plan, PlanDestination, Totals, children, plan_above, plan_below};
+use crate::plan::{Above, Below, CHUNKS, Item, Plan, PlanDestination, Totals, children, plan_above, plan_below};
 use crate::progress::Phase;
 use futures::stream::{self, StreamExt as _, TryStreamExt as _};
 use pfr_schema::api::TagState;
@@ -15,10 +15,6 @@ use pfr_schema::{Digest, Kind, RepositoryName, Tag};
 use pfr_store::Store;
 use std::mem::take;
 use std::sync::Arc;
-
-/// Page chunks that are looked at and fetched at a time, with at most 1,024 pages each: what bounds
-/// memory, whatever the number of pages.
-const CHUNKS: usize = 128;
 
 pub(super) async fn pull(
     fetcher: &Fetcher<'_>,

@@ -6,7 +6,7 @@ use crate::boxed;
 use crate::encoding::Encoding;
 use crate::error::{Error, Result};
 use crate::local::LocalSession;
-use crate::plan::{Item, Plan, cut, plan};
+use crate::plan::{Above, Below, CHUNKS, Item, cut, plan_above, plan_below};
 use crate::progress::{Phase, Progress};
 use crate::slot::Slot;
 use bytes::Bytes;
@@ -16,6 +16,7 @@ use pfr_schema::codec::Compression;
 use pfr_schema::frame::end_mark;
 use pfr_schema::{RepositoryName, Tag};
 use pfr_store::Store;
+use std::mem::take;
 
 /// Raw bytes stored at a time. A crash loses at most so many.
 const BATCH: u64 = 256 << 20;
@@ -53,20 +54,40 @@ struct Session<'a> {
 
 impl Session<'_> {
     async fn run(&self, tag: Option<Tag>, total: u64) -> Result<(Committed, u64)> {
-        let manifest = self.source.manifest();
-        let plan = plan(manifest, self.source, &self.local, self.source.limits()).await?;
-        let moving = plan.bytes();
-        self.progress.add_bytes_deduplicated(total.saturating_sub(moving));
-        self.progress.enter(Phase::Writing);
-        let Plan { blobs, containers } = plan;
-        for batch in cut(blobs, Item::bytes, BATCH) {
-            self.blobs(batch).await?;
+        let (source, limits, manifest) = (self.source, self.source.limits(), self.source.manifest());
+        let Above { plan: above, chunks } = plan_above(manifest, source, &self.local, limits).await?;
+        let mut moved = above.bytes();
+        // Bytes that are to be moved, or are here.
+        let (mut known, mut blobs, mut nodes) = (moved, above.blobs, above.containers);
+        let mut parts = chunks.chunks(CHUNKS).peekable();
+        loop {
+            let part = parts.next().unwrap_or_default();
+            let Below { plan: below, listed } = plan_below(part, &blobs, source, &self.local, limits).await?;
+            let moving = below.bytes();
+            self.progress.add_bytes_deduplicated(listed.saturating_sub(moving));
+            (moved, known) = (moved.saturating_add(moving), known.saturating_add(listed.max(moving)));
+            let is_last = parts.peek().is_none();
+            if is_last {
+                self.progress.add_bytes_deduplicated(total.saturating_sub(known));
+            }
+            self.progress.enter(Phase::Writing);
+            blobs.extend(below.blobs);
+            for batch in cut(take(&mut blobs), Item::bytes, BATCH) {
+                self.blobs(batch).await?;
+            }
+            let mut accepted = below.containers;
+            if is_last {
+                accepted.append(&mut nodes);
+            }
+            self.local.accept(accepted).await?;
+            if is_last {
+                break;
+            }
         }
-        self.local.accept(containers).await?;
         self.progress.enter(Phase::Committing);
         let committed = self.local.store.commit(&self.local.push, manifest.digest, tag, None).await?;
         self.progress.enter(Phase::Done);
-        Ok((committed, moving))
+        Ok((committed, moved))
     }
 
     async fn blobs(&self, items: Vec<Item>) -> Result<()> {

@@ -7,7 +7,7 @@ use super::source::OpenedSource;
 use crate::encoding::Encoding;
 use crate::error::{Error, Result};
 use crate::meter::{Meter, Tally};
-use crate::plan::{Item, Plan, PlanDestination, cut, plan};
+use crate::plan::{Above, CHUNKS, Item, Plan, PlanDestination, cut, plan_above, plan_below};
 use crate::progress::{Phase, Progress};
 use crate::remote::{BoxFrames, Remote};
 use bytes::Bytes;
@@ -128,27 +128,55 @@ impl<'a> Session<'a> {
         Ok(committed)
     }
 
-    /// Uploads what the registry lacks of the manifest and of all that it reaches.
+    /// Uploads what the registry lacks of the manifest and of all that it reaches: of some page
+    /// chunks at a time the pages and then the page chunks, and at the end what lists them.
     async fn upload_missing(&self, total_bytes: u64, sent: &mut Sent) -> Result<()> {
         let claimed = Mutex::new(Vec::new());
-        let mut plan = self.plan(Some(&claimed)).await?;
-        if self.progress.bytes_deduplicated() == 0 {
-            self.progress.add_bytes_deduplicated(total_bytes.saturating_sub(plan.bytes()));
-        }
-        // A look at many files on a slow file system takes long, too.
-        let check_and_send = async {
-            plan.blobs = self.source.check(std::mem::take(&mut plan.blobs)).await?;
-            self.progress.enter(Phase::Sending);
-            self.send_plan(plan, claimed.into_inner(), sent).await
+        let destination = Lacking { session: self, claimed: Some(&claimed) };
+        let (source, limits) = (self.source, self.source.limits());
+        let Above { plan: mut above, chunks } = plan_above(source.manifest(), source, &destination, limits).await?;
+        let above_bytes = above.bytes();
+        let mut parts = chunks.chunks(CHUNKS).peekable();
+        let first = plan_below(parts.next().unwrap_or_default(), &above.blobs, source, &destination, limits).await?;
+        let in_parts = parts.peek().is_some();
+        // After another try, what that one sent would count as deduplicated.
+        let is_first_try = self.progress.bytes_deduplicated() == 0 && (!in_parts || sent.blobs == 0);
+        let upload = async {
+            let mut below = first;
+            loop {
+                if is_first_try {
+                    let listed = if in_parts { below.listed } else { total_bytes.saturating_sub(above_bytes) };
+                    self.progress.add_bytes_deduplicated(listed.saturating_sub(below.plan.bytes()));
+                }
+                let mut plan = Plan { blobs: std::mem::take(&mut above.blobs), containers: below.plan.containers };
+                plan.blobs.extend(below.plan.blobs);
+                if parts.peek().is_none() {
+                    plan.containers.append(&mut above.containers);
+                }
+                // A look at many files on a slow file system takes long, too.
+                plan.blobs = source.check(plan.blobs).await?;
+                self.progress.enter(Phase::Sending);
+                let ours = std::mem::take(&mut *claimed.lock());
+                let is_complete = self.send_plan(plan, ours, sent).await?;
+                let Some(part) = parts.next().filter(|_| !is_complete) else { return Ok::<_, Error>(()) };
+                below = plan_below(part, &[], source, &destination, limits).await?;
+            }
         };
         tokio::select! {
-            error = self.keep_leases() => Err(error),
-            done = check_and_send => done,
+            error = self.keep_leases() => return Err(error),
+            done = upload => done?,
         }
+        if in_parts {
+            // Page chunks that the registry has, and what others sent.
+            let known = sent.raw_bytes.saturating_add(self.progress.bytes_deduplicated());
+            self.progress.add_bytes_deduplicated(total_bytes.saturating_sub(known));
+        }
+        Ok(())
     }
 
-    /// Sends a plan. `claimed` says of each of its blobs whether it is claimed.
-    async fn send_plan(&self, plan: Plan, claimed: Vec<bool>, sent: &mut Sent) -> Result<()> {
+    /// Sends a plan. `claimed` says of each of its blobs whether it is claimed. Returns whether the
+    /// registry has the complete snapshot by now, because another client has sent it.
+    async fn send_plan(&self, plan: Plan, claimed: Vec<bool>, sent: &mut Sent) -> Result<bool> {
         let limit = self.request_bytes();
         let is_ours = claimed.iter().all(|is_ours| *is_ours);
         if self.claim_seconds() == 0 || (is_ours && fits(&plan, limit)) {
@@ -157,15 +185,16 @@ impl<'a> Session<'a> {
             for batch in in_order {
                 sent.add(self.send(batch).await?);
             }
-            return Ok(());
+            return Ok(false);
         }
         let Plan { blobs, containers } = plan;
         let queue = self.send_together(Queue::new(self, blobs, &claimed), sent).await?;
         if queue.is_complete() {
             containers.iter().for_each(|document| self.stored_elsewhere(document.bytes.len() as u64));
-            return Ok(());
+            return Ok(true);
         }
-        self.send_nodes(containers, sent).await
+        self.send_nodes(containers, sent).await?;
+        Ok(false)
     }
 
     /// Sends blobs, four requests at a time.
@@ -221,13 +250,6 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Finds what the registry lacks. With `claimed`, the first blobs that are missing are claimed,
-    /// and it gets an entry for each blob of the plan: whether this one is.
-    async fn plan(&self, claimed: Option<&Mutex<Vec<bool>>>) -> Result<Plan> {
-        let destination = Lacking { session: self, claimed };
-        plan(self.source.manifest(), self.source, &destination, self.source.limits()).await
-    }
-
     /// The manifest of the snapshot.
     pub fn manifest(&self) -> Item {
         self.source.manifest()
@@ -255,10 +277,21 @@ impl<'a> Session<'a> {
         let every = Duration::from_millis((self.push.lease_seconds.saturating_mul(1000) / 3).max(100));
         loop {
             tokio::time::sleep(every).await;
-            if let Err(error) = self.plan(None).await {
+            if let Err(error) = self.ask_again().await {
                 return error;
             }
         }
+    }
+
+    /// Asks about everything that is not below a node that the registry has, and claims nothing.
+    async fn ask_again(&self) -> Result<()> {
+        let destination = Lacking { session: self, claimed: None };
+        let (source, limits) = (self.source, self.source.limits());
+        let chunks = plan_above(source.manifest(), source, &destination, limits).await?.chunks;
+        for part in chunks.chunks(CHUNKS) {
+            plan_below(part, &[], source, &destination, limits).await?;
+        }
+        Ok(())
     }
 
     pub async fn abort(&self) -> Result<()> {
@@ -309,10 +342,11 @@ fn item_of(document: &Document) -> Item {
     Item { digest: document.digest, kind: document.kind, size: Some(document.bytes.len() as u64), elements: None }
 }
 
-/// The destination of a plan: what the registry lacks.
+/// The destination of a plan: what the registry lacks. The first blobs that are missing are
+/// claimed.
 struct Lacking<'a> {
     session: &'a Session<'a>,
-    /// Whether each missing blob is claimed, in the order of the plan; none if none is to be.
+    /// Gets an entry for each blob of the plan: whether it is claimed. None claims nothing.
     claimed: Option<&'a Mutex<Vec<bool>>>,
 }
 

@@ -1,7 +1,9 @@
 //! The real `pf` in empty surroundings: exit codes, and what goes to which stream.
 
 use crate::common::agent::{Answer, agent, drained, warmed};
+use crate::common::commands;
 use serde_json::json;
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
@@ -204,6 +206,49 @@ fn looking_at_a_local_store_does_not_make_one() {
     assert_eq!(code, 5, "{stderr}");
     assert!(stderr.contains("hint: ") && stderr.contains(".local/share/pf"), "{stderr}");
     assert_eq!(home.path().read_dir().unwrap().count(), 0);
+}
+
+/// Nobody answers at the registry, and there is no local store: each side has its own exit code.
+#[test]
+fn every_command_means_the_registry_unless_it_is_told_to_use_the_local_store() {
+    let home = tempfile::tempdir().unwrap();
+    let path = |name: &str| home.path().join(name).display().to_string();
+    let (key, tokens, export) = (path("a.key"), path("tokens.json"), path("export"));
+    assert_eq!(run(home.path(), &["keygen", &key]).0, 0);
+    std::fs::write(&tokens, "[1, 2, 3]").unwrap();
+    let fingerprint = pfr_schema::Digest::sha256(b"f").to_string();
+    let cases: [&[&str]; 16] = [
+        &["ls"],
+        &["log", "team/agent:a"],
+        &["inspect", "team/agent:a"],
+        &["diff", "team/agent:a", ":b"],
+        &["tag", "team/agent:a", "b"],
+        &["fork", "team/agent:a", "-n", "2"],
+        &["rm", "team/agent:a"],
+        &["prune", "*", "--untagged"],
+        &["stats"],
+        &["df"],
+        &["gc"],
+        &["scrub"],
+        &["verify", "team/agent:a"],
+        &["sign", "team/agent:a", "--key", &key],
+        &["match", "team/agent", "--tokens", &tokens, "--fingerprint", &fingerprint],
+        &["export", "team/agent:a", &export],
+    ];
+    for args in cases {
+        let args = [args, &["--registry", "http://127.0.0.1:1", "--retries", "0"]].concat();
+        let (code, _, stderr) = run(home.path(), &args);
+        assert_eq!(code, 7, "{args:?}: {stderr}");
+        let (code, _, stderr) = run(home.path(), &[&args[..], &["--local"]].concat());
+        assert!(code == 5 && stderr.contains("there is no local store"), "{args:?}: {stderr}");
+    }
+    // `import` makes the local store that it lacks, and `pin` is refused without --local.
+    let seen: BTreeSet<String> = cases.iter().map(|args| args[0]).chain(["import", "pin"]).map(str::to_owned).collect();
+    let takes_local = |command: &String| {
+        let help = run(home.path(), &[command, "--help"]).1;
+        help.split_whitespace().collect::<Vec<_>>().join(" ").contains("--local The local store, not the registry")
+    };
+    assert_eq!(commands(home.path()).into_iter().filter(takes_local).collect::<BTreeSet<_>>(), seen);
 }
 
 #[test]

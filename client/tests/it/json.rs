@@ -3,10 +3,9 @@
 
 use crate::common::agent::{Answer, agent, captured, push as agent_push, warmed};
 use crate::common::sample::{SMALL, directory};
-use crate::common::{Registry, pf, push_dir};
+use crate::common::{Registry, commands, pf, push_dir};
 use pfr_schema::signature::PublicKey;
 use serde_json::{Value, json};
-use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
@@ -81,15 +80,6 @@ fn fields<'a>(value: &'a Value, found: &mut Vec<(&'a str, &'a Value)>) {
 
 /// Commands that write no result of their own as JSON, or one for each event.
 const WITHOUT: [&str; 5] = ["completions", "demo", "events", "help", "login"];
-
-/// The commands that `pf --help` lists.
-fn commands(dir: &Path) -> BTreeSet<String> {
-    let (_, help, _) = pf(dir, &["--help"]);
-    let listed = help.split("Commands:\n").nth(1).unwrap().split("\n\n").next().unwrap();
-    // A line without a command goes on with the words of the line before.
-    let command = |line: &str| line.strip_prefix("  ").filter(|line| !line.starts_with(' ')).map(str::to_owned);
-    listed.lines().filter_map(command).map(|line| line.split(' ').next().unwrap().to_owned()).collect()
-}
 
 /// Answers every request that `pf` makes to an agent.
 fn answering(socket: &Path) {

@@ -195,7 +195,7 @@ async fn prune_by_tag_deletes_what_has_no_other_tags() {
 
 /// Every command that takes a reference, with `{R}` for the repository. `{X}` and `{BASE}` are the
 /// digests of two snapshots, cut short. Each row ends with the stores that it is for.
-const REFERENCES: [(&str, &str); 31] = [
+const REFERENCES: [(&str, &str); 34] = [
     ("inspect {R}:x", "registry local"),
     ("inspect {R}@{X}", "registry local"),
     ("inspect {R}@sha256:{X}", "registry local"),
@@ -224,6 +224,9 @@ const REFERENCES: [(&str, &str); 31] = [
     ("push {SOURCE} {R}:moved --if-tag-is {X}", "registry"),
     ("push team/agent@{X} {R}:from-the-store", "registry"),
     ("match {R} --tokens {TOKENS} --fingerprint {FULL}", "registry local"),
+    ("copy {R}@{X} {R}-copy:x", "registry"),
+    ("export {R}@{X} {EXPORT}", "registry local"),
+    ("sign {R}@{X} --key {KEY}", "registry local"),
     ("restore {R}@{X} e", "agent"),
     ("snapshot e {R}:taken --parent team/agent@{X}", "agent"),
     ("rm {R}:x {R}@{BASE}", "registry local"),
@@ -246,6 +249,7 @@ async fn every_command_takes_a_host_without_a_scheme_and_a_digest_cut_short() {
         })
     });
     std::fs::write(path("tokens.json"), "[1, 2, 3]").unwrap();
+    assert_eq!(pf(dir.path(), &["keygen", &path("a.key")]).0, 0);
     for (side, by_host) in [("registry", true), ("registry", false), ("local", false)] {
         let registry = Registry::start().await;
         let remote = registry.remote();
@@ -272,6 +276,7 @@ async fn every_command_takes_a_host_without_a_scheme_and_a_digest_cut_short() {
                     let full = pfr_schema::Digest::sha256(b"f").to_string();
                     let word = word.replace("{R}", &repository).replace("{X}", &short(&x)).replace("{BASE}", &short(&parent));
                     let word = word.replace("{DIR}", &path(&format!("out-{by_host}"))).replace("{TOKENS}", &path("tokens.json"));
+                    let word = word.replace("{EXPORT}", &path(&format!("export-{side}-{by_host}"))).replace("{KEY}", &path("a.key"));
                     word.replace("{SOURCE}", next.path().to_str().unwrap()).replace("{FULL}", &full)
                 })
                 .collect();

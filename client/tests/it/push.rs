@@ -1,14 +1,23 @@
 //! Push: from directories and stores into a real registry.
 
-use crate::common::sample::{LARGE, SMALL, blob_path, directory, everything, page, put_blob, write};
+use crate::common::sample::{LARGE, SMALL, blob_path, chunks, directory, everything, page, put_blob, write};
 use crate::common::{
     Registry, files, is_empty, memory, pull_dir, pull_store, push_dir, remote, repository, same_files, selector, tag, target,
 };
-use pfr_client::{Error, Progress, PushTarget, Source, push};
+use pfr_client::{Error, Progress, PushTarget, Source, push, push_into_store};
 use pfr_schema::api::TagState;
 use pfr_schema::codec::Compression;
 use pfr_schema::{Digest, ErrorCode};
+use pfr_testkit::front::{Fate, Front, Seen};
 use std::io::Write as _;
+
+fn is_upload(seen: &Seen) -> bool {
+    seen.method == "PUT" && seen.path.ends_with("/frames")
+}
+
+fn is_question(seen: &Seen) -> bool {
+    seen.path.ends_with("/missing")
+}
 
 #[tokio::test]
 async fn a_directory_with_everything_goes_and_comes_back_byte_for_byte() {
@@ -39,6 +48,36 @@ async fn an_unchanged_directory_is_pushed_again_in_three_round_trips() {
     assert_eq!(first.digest, second.digest);
     assert_eq!((second.round_trips, second.blobs_sent, second.bytes_sent), (3, 0, 0));
     assert_eq!(second.bytes_deduplicated, second.bytes_raw);
+}
+
+#[tokio::test]
+async fn pages_of_many_page_chunks_are_asked_about_and_sent_in_parts() {
+    let (registry, source, progress) = (Registry::start().await, chunks(130), Progress::default());
+    let front = Front::start(&registry.url, |_| Fate::Pass);
+    let pushed = push(&Source::Directory(source.path().into()), &remote(&front.url), target("t"), &progress).await.unwrap();
+    registry.store.verify(&pushed.digest, &mut |_| {}).await.unwrap();
+    let seen = front.seen();
+    let (uploads, questions) = (seen.iter().filter(|s| is_upload(s)).count(), seen.iter().filter(|s| is_question(s)).count());
+    assert_eq!((uploads, questions), (2, 4), "manifest, page chunks, pages of 128 of these, pages of two");
+    let first = seen.iter().position(is_upload).unwrap();
+    assert!(seen[first..].iter().any(is_question), "the pages of the last page chunks are asked about when the others are sent");
+    let moved = (progress.bytes_done(), progress.bytes_deduplicated());
+    assert_eq!((moved.0, moved.0 + moved.1, progress.bytes_total()), (pushed.bytes_sent_raw, pushed.bytes_raw, pushed.bytes_raw));
+    let again = push_dir(&registry.remote(), source.path(), "u").await.unwrap();
+    assert_eq!((again.digest, again.blobs_sent, again.bytes_deduplicated), (pushed.digest, 0, pushed.bytes_raw));
+}
+
+#[tokio::test]
+async fn many_page_chunks_are_put_into_a_store_in_parts() {
+    let (store, source, progress) = (memory().await, chunks(130), Progress::default());
+    let origin = Source::Directory(source.path().into());
+    let put = async || push_into_store(&origin, &store, &repository(), Some(tag("t")), Compression::default(), &progress).await.unwrap();
+    let (committed, moved) = put().await;
+    assert_eq!(progress.bytes_total(), moved + progress.bytes_deduplicated());
+    store.verify(&committed.digest, &mut |_| {}).await.unwrap();
+    let all = progress.bytes_total();
+    assert_eq!(put().await.1, 0);
+    assert_eq!(progress.bytes_deduplicated(), 2 * all - moved, "all of it was there");
 }
 
 #[tokio::test]

@@ -1,4 +1,5 @@
-//! The hybrid's weights, drawn from a seed, and products with them in a fixed order.
+//! The weights of the hybrid model, drawn from a seed, and products with them. A product adds in a
+//! fixed order, so its bits are always the same.
 
 use super::{CHANNELS, FEED_FORWARD, HEAD, HEADS, HISTORY, KV_HEADS, Kind, LAYERS, STATE, STATES, VOCABULARY, WIDTH};
 use crate::math;
@@ -7,18 +8,18 @@ use pfr_schema::{Algorithm, Digest, Hasher};
 
 /// Weights of an attention layer.
 pub(super) struct Attention {
-    /// Q heads, K heads, V heads.
+    /// The projection to the heads of Q, then of K, then of V.
     pub(super) qkv: Vec<f32>,
     pub(super) out: Vec<f32>,
 }
 
-/// Weights of a linear layer.
+/// Weights of a layer with linear attention.
 pub(super) struct Linear {
-    /// Queries, keys, values before the convolution.
+    /// The projection to queries, keys and values, before the convolution.
     pub(super) channels: Vec<f32>,
-    /// `[channel][4]`, oldest input first.
+    /// `[channel][4]`, the weight of the oldest input first.
     pub(super) convolution: Vec<f32>,
-    /// Decay gates, one row a head.
+    /// The projection to the decay gates, one row for each head.
     pub(super) gate: Vec<f32>,
     pub(super) out: Vec<f32>,
 }
@@ -32,14 +33,14 @@ pub(super) struct Layer {
     pub(super) norm: Vec<f32>,
     pub(super) mixer: Mixer,
     pub(super) ffn_norm: Vec<f32>,
-    /// Gate, then up.
+    /// The gate matrix, then the up matrix.
     pub(super) gate_up: Vec<f32>,
     pub(super) down: Vec<f32>,
 }
 
 /// All weights; matrices are `[output][input]`.
 pub(super) struct Weights {
-    /// Also the output matrix.
+    /// The embedding of each token. It is also the output matrix.
     pub(super) embedding: Vec<f32>,
     pub(super) layers: Vec<Layer>,
     pub(super) norm: Vec<f32>,
@@ -48,7 +49,8 @@ pub(super) struct Weights {
 impl Weights {
     pub(super) fn draw(seed: u64) -> Self {
         let mut rng = Rng::new(seed);
-        // Uniform with variance 1 / inputs keeps every layer's output near the size of its input.
+        // Uniform numbers with variance 1 / inputs keep every layer's output near the size of its
+        // input.
         let mut matrix = |outputs: usize, inputs: usize| -> Vec<f32> {
             let scale = (3.0 / inputs as f32).sqrt();
             (0..outputs * inputs).map(|_| (2.0 * rng.unit() - 1.0) * scale).collect()
@@ -74,7 +76,8 @@ impl Weights {
         Self { embedding, layers: layers.into(), norm: vec![1.0; WIDTH] }
     }
 
-    /// SHA-256 over the bits of all weights, in the order in which they are drawn.
+    /// SHA-256 over the bits of all weights that are drawn, in the order of drawing. The weights of
+    /// the norms are constant and not included.
     pub(super) fn digest(&self) -> Digest {
         let mut hasher = Hasher::new(Algorithm::Sha256);
         let mut add = |values: &[f32]| values.iter().for_each(|x| hasher.update(&x.to_le_bytes()));
@@ -90,7 +93,7 @@ impl Weights {
     }
 }
 
-/// Sum of products; element `i` is added in lane `i % 16`.
+/// The sum of products. The product of the elements `i` is added to partial sum `i % 16`.
 pub(super) fn dot(a: &[f32], b: &[f32]) -> f32 {
     let mut sums = [0.0_f32; 16];
     for (a, b) in a.chunks(16).zip(b.chunks(16)) {

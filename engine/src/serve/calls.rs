@@ -67,7 +67,7 @@ impl Server {
 
     /// The agent has gone: releases everything that it held, so that the engine can go on.
     fn abandoned(&mut self) {
-        self.asked.clear();
+        self.logits_calls.clear();
         for pin in std::mem::take(&mut self.pins).into_values() {
             self.sequences.core.blocks_mut().unpin(pin);
         }
@@ -143,7 +143,7 @@ impl Server {
                 None => Err(failure(ErrorCode::InvalidRequest, format!("no pin {pin}"))),
             },
             ToEngine::Oracle(request) => {
-                self.asked.push((id, request));
+                self.logits_calls.push((id, request));
                 return None;
             }
             ToEngine::Allocate(request) => self.allocate(*request),
@@ -226,10 +226,10 @@ impl Server {
     /// Answers the oracle calls whose logits are known. During a pause no step runs, so calls about
     /// idle sequences wait for its end.
     pub(super) fn answer_oracles(&mut self) {
-        for (id, request) in std::mem::take(&mut self.asked) {
+        for (id, request) in std::mem::take(&mut self.logits_calls) {
             match self.oracle(&request) {
                 Some(answer) => self.answer(id, answer),
-                None => self.asked.push((id, request)),
+                None => self.logits_calls.push((id, request)),
             }
         }
     }

@@ -24,7 +24,7 @@ use std::path::PathBuf;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, TryRecvError};
 use std::time::{Duration, Instant};
 
-/// What the process is and which lines it speaks, for `--help`.
+/// The text of `--help`: the purpose of the process, and the lines that it reads and writes.
 pub const HELP: &str = include_str!("serve.md");
 
 /// The settings of a serving engine.
@@ -32,19 +32,20 @@ pub const HELP: &str = include_str!("serve.md");
 pub struct Options {
     /// Socket of the capture agent; without it the engine serves only its standard input.
     pub agent: Option<PathBuf>,
-    /// Name under which it registers.
+    /// The name under which the engine registers.
     pub name: String,
-    /// The verbs that it offers.
+    /// The verbs that the engine offers.
     pub verbs: Vec<Verb>,
-    /// Ranks it claims to have. It has one; others are for tests of refusals.
+    /// The number of ranks that the engine claims to have. It has one: other numbers are for tests
+    /// of refusals.
     pub world: u32,
-    /// The rank it claims to be.
+    /// The rank that the engine claims to be.
     pub rank: u32,
     /// Fields to add to the engine configuration, or to replace in it.
     pub deployment: BTreeMap<String, Value>,
-    /// Tenant salt of sequences opened here.
+    /// The tenant salt of sequences that the command `open` makes.
     pub salt: String,
-    /// Adapter of sequences opened here.
+    /// The adapter of sequences that the command `open` makes.
     pub adapter: Option<String>,
 }
 
@@ -70,7 +71,7 @@ enum Event {
     Agent(attach::Event),
 }
 
-/// The connection that calls come from.
+/// The connection to the agent.
 struct Link {
     connection: u64,
     stream: UnixStream,
@@ -87,11 +88,11 @@ struct Server {
     pins: BTreeMap<u64, Pin>,
     next_pin: u64,
     /// Calls for logits that wait for their step.
-    asked: Vec<(u64, OracleRequest)>,
+    logits_calls: Vec<(u64, OracleRequest)>,
     quit: bool,
 }
 
-/// Serves until input ends or says so.
+/// Serves until the input ends or the command `quit` comes.
 ///
 /// # Errors
 /// [`EngineError::Memory`] if the memory cannot be handed to the agent's thread.
@@ -112,7 +113,8 @@ where
         fingerprint,
         pid: std::process::id(),
     };
-    // The thread that writes ends only with standard output: no reader is left then.
+    // A send fails only if the thread that writes has ended, because nothing reads standard output
+    // any more.
     let _ = out.send(ready);
     attach(&*core, &options, register, &events)?;
     std::thread::spawn(move || listen(input, &events));
@@ -125,12 +127,12 @@ where
         held: VecDeque::new(),
         pins: BTreeMap::new(),
         next_pin: 1,
-        asked: Vec::new(),
+        logits_calls: Vec::new(),
         quit: false,
     };
     server.serve(&inbox);
     drop(server);
-    // A panic of that thread is nothing that a caller could act on.
+    // A panic of the thread that writes is ignored: a caller could not act on it.
     let _ = writer.join();
     Ok(())
 }
@@ -179,7 +181,8 @@ fn listen(mut input: impl BufRead, events: &Sender<Event>) {
     let _ = events.send(Event::End);
 }
 
-/// Writes lines until there are no more, so that a slow reader never stops the engine.
+/// Writes lines until there are no more. It runs in a thread of its own, so that a slow reader
+/// never stops the engine.
 fn write(mut output: impl Write, lines: &Receiver<Line>) {
     for line in lines {
         let Ok(mut bytes) = serde_json::to_vec(&line) else { continue };
@@ -262,7 +265,7 @@ impl Server {
     }
 
     fn say(&self, line: Line) {
-        // Without a reader the event is dropped; the agent's side goes on.
+        // Without a reader the line is dropped: the engine still serves the agent.
         let _ = self.out.send(line);
     }
 

@@ -46,7 +46,7 @@ pub(crate) async fn middleware(State(app): State<App>, request: Request, next: N
         Span::none()
     } else {
         let path = base::path_of(request.uri(), request.extensions());
-        traced::span_of(&request, &route, path, &id)
+        traced::span_of(&request, &route, path, &id, app.continues_traces)
     };
     answer(app, request, next, id, route).instrument(span).await
 }

@@ -1,5 +1,5 @@
 //! The span of a request, by OpenTelemetry's conventions: a step of its client's trace, if the
-//! request names one.
+//! request names one and clients are trusted with that.
 
 use axum::extract::Request;
 use tracing::Span;
@@ -8,8 +8,9 @@ use tracing::field::Empty;
 /// Bytes of a path that are recorded at most.
 const PATH: usize = 512;
 
-/// The span of a request. Its query is not recorded.
-pub(super) fn span_of(request: &Request, route: &str, path: &str, id: &str) -> Span {
+/// The span of a request, which begins a trace unless it `continues` that of its client. Its query
+/// is not recorded.
+pub(super) fn span_of(request: &Request, route: &str, path: &str, id: &str, continues: bool) -> Span {
     let method = known(request.method().as_str());
     let span = tracing::info_span!(
         "request",
@@ -27,7 +28,9 @@ pub(super) fn span_of(request: &Request, route: &str, path: &str, id: &str) -> S
     );
     if !span.is_disabled() {
         span.record("otel.name", format!("{method} {route}"));
-        pfr_service::traces::adopt(&span, request.headers());
+        if continues {
+            pfr_service::traces::adopt(&span, request.headers());
+        }
     }
     span
 }

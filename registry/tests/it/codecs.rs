@@ -1,5 +1,5 @@
-//! Codecs on the wire: what a registry takes and says that it takes, and what clients get that do
-//! not know every codec.
+//! Codecs on the wire. A registry says which codecs it takes, and refuses the others. A client that
+//! does not know every codec gets frames in codecs that it knows.
 
 use crate::common::{REPO, Registry, ok, refused};
 use pfr_registry::config::StoredCodecs;
@@ -16,7 +16,8 @@ use serde_json::json;
 const BYTES: usize = 20_000;
 const TENSOR: [Codec; 4] = [Codec::Bf16Bitmaps, Codec::Bf16Huffman, Codec::F16Huffman, Codec::Fp8Huffman];
 
-/// Commits a snapshot with an attachment in each tensor codec; the attachments.
+/// Commits a snapshot with an attachment in each tensor codec. Returns the raw bytes of the
+/// attachments.
 async fn pushed(registry: &Registry) -> Vec<Vec<u8>> {
     let blobs: Vec<Vec<u8>> = (0..4).map(|seed| numbers(seed, BYTES)).collect();
     let layer = |raw: &Vec<u8>| Descriptor::of(media_type::OCTETS, &Document::new(Kind::Blob, raw.clone()));
@@ -30,8 +31,8 @@ async fn pushed(registry: &Registry) -> Vec<Vec<u8>> {
     blobs
 }
 
-/// The headers of the frames that a client gets which sends this header, and whether it was told
-/// the length before.
+/// Fetches blobs as a client that sends `header` as the codecs that it knows. Returns the headers
+/// of the frames, and whether the answer had a `Content-Length`.
 async fn fetched(registry: &Registry, blobs: &[Vec<u8>], header: Option<&str>) -> (Vec<Header>, bool) {
     let digests: Vec<Digest> = blobs.iter().map(|raw| Digest::sha256(raw)).collect();
     let request = registry.request(Method::POST, &format!("/v1/repositories/{REPO}/frames")).json(&json!({"digests": digests}));
@@ -91,7 +92,7 @@ async fn a_session_says_which_codecs_it_takes_and_refuses_others() {
 }
 
 #[tokio::test]
-async fn what_was_stored_before_codecs_were_restricted_stays_readable() {
+async fn blobs_that_were_stored_before_codecs_were_restricted_stay_readable() {
     let registry = Registry::start().await;
     let blobs = pushed(&registry).await;
     let data = registry.dir.path().join("store");

@@ -46,6 +46,17 @@ fn every_setting_is_a_flag_a_variable_a_key_and_is_documented_with_its_default()
 }
 
 #[test]
+fn callers_on_this_machine_or_trusted_ones_choose_their_traces() {
+    let here = Config::default();
+    assert!(here.listen.ip().is_loopback() && here.continues_traces());
+    let anywhere = Config { listen: ([0, 0, 0, 0], 5077).into(), ..here.clone() };
+    for reachable in [anywhere, Config { proxies: 1, ..here.clone() }, Config { behind_proxy: true, ..here }] {
+        assert!(!reachable.continues_traces(), "{reachable:?}");
+        assert!(Config { trust_traces: true, ..reachable }.continues_traces());
+    }
+}
+
+#[test]
 fn flags_win_over_the_file_and_the_file_over_defaults() {
     let dir = tempfile::tempdir().expect("a directory");
     let file = dir.path().join("settings.toml");

@@ -3,8 +3,8 @@
 use crate::common::snapshot::snapshot;
 use crate::common::{REPO, Registry, ok, problem, refused, until_metric};
 use pfr_schema::api::{self, DomainState};
-use pfr_schema::{ErrorCode, Kind};
-use reqwest::{Method, StatusCode};
+use pfr_schema::{Digest, ErrorCode, Kind, media_type};
+use reqwest::{Method, RequestBuilder, StatusCode};
 use serde_json::json;
 use std::time::Duration;
 
@@ -83,6 +83,84 @@ async fn the_same_requests_in_two_domains_know_nothing_of_each_other() {
     until_metric(&registry, "pf_gc_runs_total{trigger=\"request\",outcome=\"done\",domain=\"acme\"} 1").await;
     until_metric(&registry, "pf_gc_freed_objects_total{domain=\"acme\"} 0").await;
     assert!(!metrics.contains("pf_gc_runs_total{trigger=\"request\",outcome=\"done\"}"), "the collection of another domain: {metrics}");
+}
+
+/// What an answer says: its status, the names of its headers, and its words without digests and
+/// other numbers.
+async fn said(request: RequestBuilder) -> (StatusCode, Vec<String>, String) {
+    let answer = request.send().await.expect("an answer");
+    let mut names: Vec<String> = answer.headers().keys().map(ToString::to_string).collect();
+    names.sort();
+    let (status, text) = (answer.status(), answer.text().await.expect("a body"));
+    let is_number = |word: &str| word.len() >= 8 && word.chars().all(|c| c.is_ascii_hexdigit() || c == '-');
+    let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '-');
+    let words: Vec<&str> = words.map(|word| if is_number(word) { "#" } else { word }).collect();
+    (status, names, words.join(" "))
+}
+
+/// Every request of a domain that names a digest, about this one.
+fn about(registry: &Registry, session: &str, digest: Digest) -> Vec<(String, RequestBuilder)> {
+    let repo = format!("/v1/repositories/{REPO}");
+    let image = json!({
+        "schemaVersion": 2, "mediaType": media_type::OCI_MANIFEST, "layers": [{"mediaType": "x/layer", "digest": digest, "size": 1}],
+        "config": {"mediaType": "x/config", "digest": digest, "size": 1}
+    });
+    let plain = [
+        (Method::GET, format!("{repo}/snapshots/{digest}")),
+        (Method::GET, format!("{repo}/snapshots/{digest}/lineage")),
+        (Method::GET, format!("{repo}/snapshots/{digest}/page-manifest")),
+        (Method::GET, format!("{repo}/snapshots/{digest}/diff/t")),
+        (Method::GET, format!("{repo}/snapshots/t/diff/{digest}")),
+        (Method::POST, format!("{repo}/snapshots/{digest}/verify")),
+        (Method::DELETE, format!("{repo}/snapshots/{digest}")),
+        (Method::GET, format!("/ui/{REPO}/{digest}")),
+        (Method::HEAD, format!("/v2/team/agent/blobs/{digest}")),
+        (Method::GET, format!("/v2/team/agent/blobs/{digest}")),
+        (Method::DELETE, format!("/v2/team/agent/blobs/{digest}")),
+        (Method::HEAD, format!("/v2/team/agent/manifests/{digest}")),
+        (Method::GET, format!("/v2/team/agent/manifests/{digest}")),
+        (Method::DELETE, format!("/v2/team/agent/manifests/{digest}")),
+        (Method::GET, format!("/v2/team/agent/referrers/{digest}")),
+        (Method::POST, format!("/v2/team/agent/blobs/uploads/?mount={digest}")),
+        (Method::POST, format!("/v2/team/agent/blobs/uploads/?mount={digest}&from=team/agent")),
+        (Method::POST, format!("/v2/team/agent/blobs/uploads/?mount={digest}&from=domains/acme/team/agent")),
+    ];
+    let with_body = [
+        (Method::PUT, format!("{repo}/tags/stolen"), json!({"snapshot": digest})),
+        (Method::POST, format!("{repo}/forks"), json!({"snapshot": digest, "count": 2, "prefix": "stolen"})),
+        (Method::POST, format!("{repo}/frames"), json!({"digests": [digest]})),
+        (Method::POST, format!("{session}/commit"), json!({"manifest": digest, "tag": "stolen"})),
+    ];
+    let plain = plain.map(|(method, path)| (format!("{method} {path}"), registry.request(method, &path)));
+    let with_body = with_body.map(|(method, path, body)| (format!("{method} {path}"), registry.request(method, &path).json(&body)));
+    let image =
+        registry.request(Method::PUT, "/v2/team/agent/manifests/stolen").header("content-type", media_type::OCI_MANIFEST).json(&image);
+    plain.into_iter().chain(with_body).chain([("an image that lists it".to_owned(), image)]).collect()
+}
+
+#[tokio::test]
+async fn what_another_domain_holds_is_answered_as_what_nobody_holds() {
+    let registry = Registry::start().await;
+    create(&registry, "acme").await;
+    push(&registry, "", &[1, 2], "t").await;
+    push(&registry, "/domains/acme", &[7, 8], "t").await;
+    let (secret, session) = (snapshot([7, 8], vec![]), registry.open_push(REPO).await);
+    let nobody = Digest::sha256(b"nobody holds it");
+    // The configuration is that of the snapshot that is here.
+    for blob in secret.blobs.iter().filter(|blob| blob.digest != secret.config) {
+        let wanted = json!({"groups": [{"kind": blob.kind, "digests": [blob.digest]}]});
+        let missing: api::MissingResponse = ok(registry.post(&format!("{session}/missing"), &wanted).await).await;
+        assert_eq!(missing.missing, [(0, 1)], "{:?} {}", blob.kind, blob.digest);
+        let (held, unknown) = (about(&registry, &session, blob.digest), about(&registry, &session, nobody));
+        for ((place, held), (_, unknown)) in held.into_iter().zip(unknown) {
+            assert_eq!(said(held).await, said(unknown).await, "{place}, of a {:?}", blob.kind);
+        }
+    }
+    // The same requests succeed where it is: they ask for what there is.
+    for path in ["/v1/repositories/team%2Fagent/snapshots/", "/v2/team/agent/manifests/"] {
+        let answer = registry.get(&format!("/domains/acme{path}{}", secret.manifest)).await;
+        assert_eq!(answer.status(), StatusCode::OK, "{path}");
+    }
 }
 
 #[tokio::test]

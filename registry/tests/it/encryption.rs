@@ -38,7 +38,7 @@ async fn verified(registry: &Registry, base: &str) -> StatusCode {
 }
 
 #[tokio::test]
-async fn a_request_says_whether_a_domain_is_encrypted_and_else_the_settings_do() {
+async fn a_request_decides_whether_a_domain_is_encrypted_and_the_settings_are_the_default() {
     let keys = tempfile::tempdir().expect("a directory");
     let file = key(&keys, 'a');
     let registry = Registry::start_with(|config| (config.key_file, config.encrypt_new_domains) = (file.clone(), true)).await;
@@ -47,7 +47,7 @@ async fn a_request_says_whether_a_domain_is_encrypted_and_else_the_settings_do()
         assert_eq!(answer.status(), StatusCode::CREATED, "{path}");
         assert_eq!(ok::<DomainInfo>(answer).await.encrypted, encrypted, "{path}");
     }
-    // Once more changes nothing, and what it is does not change.
+    // The same request again changes nothing. A domain stays encrypted or unencrypted.
     assert_eq!(put(&registry, "/v1/domains/c").await.status(), StatusCode::OK);
     for path in ["a?encrypted=false", "c?encrypted=true", "default?encrypted=false", "d?encrypted=perhaps", "d?encrypt=true"] {
         refused(put(&registry, &format!("/v1/domains/{path}")).await, ErrorCode::InvalidRequest).await;
@@ -60,10 +60,13 @@ async fn a_request_says_whether_a_domain_is_encrypted_and_else_the_settings_do()
         assert_eq!(verified(&registry, base).await, StatusCode::OK, "{base}");
     }
     registry.stopped().await;
+    // Without a key none is made, however often a client asks.
+    let registry = Registry::start().await;
+    refused(put(&registry, "/v1/domains/a?encrypted=true").await, ErrorCode::InvalidRequest).await;
 }
 
 #[test]
-fn settings_that_cannot_mean_one_key_are_refused() {
+fn settings_that_name_two_keys_or_none_are_refused() {
     let given = |overrides: Overrides| Config::load(None, Overrides { data: Some("/data".into()), ..overrides });
     let (file, command) = (Some(PathBuf::from("/key")), Some(PathBuf::from("/command")));
     let two = given(Overrides { key_file: file.clone(), key_command: command.clone(), ..Overrides::default() });
@@ -76,7 +79,7 @@ fn settings_that_cannot_mean_one_key_are_refused() {
 }
 
 #[tokio::test]
-async fn without_the_key_nothing_starts_or_is_served_and_no_request_learns_where_it_is() {
+async fn without_its_key_a_domain_is_not_served_and_no_answer_names_the_key_file() {
     let keys = tempfile::tempdir().expect("a directory");
     let (right, wrong) = (key(&keys, 'a'), key(&keys, 'b'));
     let registry = Registry::start_with(|config| config.key_file = right.clone()).await;
@@ -85,7 +88,7 @@ async fn without_the_key_nothing_starts_or_is_served_and_no_request_learns_where
     let files = registry.stop_keeping_files().await;
     let data = files.path().join("store");
     let registry = Registry::start_again(&data, |config| config.key_file = wrong.clone()).await;
-    // Others are served.
+    // Other domains are served.
     push(&registry, "").await;
     let answer = problem(registry.get(&format!("/domains/acme/v1/repositories/{REPO}/tags/t")).await).await;
     assert_eq!(answer.code, ErrorCode::Unavailable);
@@ -95,7 +98,7 @@ async fn without_the_key_nothing_starts_or_is_served_and_no_request_learns_where
     assert_eq!(verified(&registry, "/domains/acme").await, StatusCode::OK);
     registry.stopped().await;
 
-    // The default domain: the registry does not start.
+    // Without the key of the default domain, the registry does not start.
     let dir = tempfile::tempdir().expect("a directory");
     let with = |file: &Path| Config { key_file: file.to_owned(), encrypt_new_domains: true, ..config(&dir) };
     let registry = Registry::start_again(&dir.path().join("store"), |config| *config = with(&right)).await;
@@ -109,7 +112,7 @@ async fn without_the_key_nothing_starts_or_is_served_and_no_request_learns_where
 }
 
 #[tokio::test]
-async fn the_command_wraps_all_keys_again_beside_a_registry_that_serves() {
+async fn the_command_rewraps_all_keys_while_a_registry_serves() {
     let keys = tempfile::tempdir().expect("a directory");
     let (old, new) = (key(&keys, 'a'), key(&keys, 'b'));
     let registry = Registry::start_with(|config| config.key_file = old.clone()).await;
@@ -130,7 +133,7 @@ async fn the_command_wraps_all_keys_again_beside_a_registry_that_serves() {
     };
     let (code, said, _) = run(&["list"], &[]);
     assert_eq!((code, said.as_str()), (Some(0), "clear  live\ndefault  live\none  live, encrypted\ntwo  live, encrypted\n"));
-    // Without the old key, none is wrapped again.
+    // Without the old key, no key is wrapped again.
     let (code, _, stderr) = run(&["rewrap"], &[("--key-file", new.as_path())]);
     assert!(code != Some(0) && stderr.contains("old-key-file"), "{stderr}");
     let both = [("--key-file", new.as_path()), ("--old-key-file", old.as_path())];
@@ -142,7 +145,7 @@ async fn the_command_wraps_all_keys_again_beside_a_registry_that_serves() {
         let expected = (&json!(["one", "two"]), &json!(["clear", "default"]));
         assert_eq!((code, (&said["domains"], &said["unencrypted"])), (Some(0), expected), "{stderr}");
     }
-    assert_eq!(verified(&registry, "/domains/one").await, StatusCode::OK, "it goes on");
+    assert_eq!(verified(&registry, "/domains/one").await, StatusCode::OK, "the domain is still served");
     let audit: api::AuditList = ok(registry.get("/v1/audit?limit=1000").await).await;
     let rewraps = audit.records.iter().filter(|record| record.operation == "rewrap_domain").count();
     assert_eq!(rewraps, 2, "a key that is wrapped already is not wrapped again: {audit:?}");

@@ -187,6 +187,18 @@ fn a_manifest_in_pretty_print_is_another_spelling() {
 }
 
 #[test]
+fn another_spelling_is_found_anywhere_in_a_long_manifest() {
+    let text = String::from_utf8(manifest(1, 300).to_bytes()).unwrap();
+    assert!(text.len() > 40_000, "{} bytes are compared at once", text.len());
+    let spellings = text.match_indices(':').filter(|(at, _)| text.as_bytes()[at - 1] == b'"').step_by(7);
+    let at = |error: String, at: usize| assert!(error.contains(&format!("at byte {at}: expected the canonical bytes")), "{at}: {error}");
+    for (colon, _) in spellings {
+        at(parse(&format!("{}: {}", &text[..colon], &text[colon + 1..])).unwrap_err().to_string(), colon + 1);
+    }
+    at(parse(&format!("{text}\n")).unwrap_err().to_string(), text.len());
+}
+
+#[test]
 fn a_page_whose_size_overflows_64_bits_is_too_large() {
     let huge = u32::MAX.to_string();
     let mut text = valid();
@@ -263,6 +275,7 @@ proptest! {
         let flat = manifest(seed, pages);
         let bytes = flat.to_bytes();
         prop_assert_eq!(&FlatManifest::parse(&bytes, &Limits::default()).unwrap(), &flat);
+        prop_assert_eq!(flat.digest(), Digest::sha256(&bytes));
         list.reverse();
         sequences.reverse();
         let again = FlatManifest::new(GEOMETRY, list, sequences, &Limits::default()).unwrap();

@@ -39,4 +39,21 @@ mod tests {
             }
         }
     }
+
+    /// Operators read there whether replicas of two versions may run side by side.
+    #[test]
+    fn the_changelog_says_of_each_migration_whether_it_is_additive() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../CHANGELOG.md");
+        let text = std::fs::read_to_string(path).expect("the changelog");
+        let (_, rest) = text.split_once("\n### Migrations\n").expect("a section on migrations");
+        let notes = rest.split("\n### ").next().unwrap_or_default();
+        let rows = notes.lines().filter_map(|line| line.strip_prefix("| ")?.strip_suffix(" |"));
+        let rows: Vec<Vec<&str>> = rows.skip(1).map(|row| row.split(" | ").collect()).collect();
+        let found: Vec<&str> = rows.iter().map(|row| row[0]).collect();
+        let expected: Vec<String> = (1..=migrations!("sqlite").len()).map(|number| number.to_string()).collect();
+        assert_eq!(found, expected, "the numbers of the rows");
+        for row in &rows {
+            assert!(row.len() == 3 && ["yes", "no"].contains(&row[2]), "additive is yes or no: {row:?}");
+        }
+    }
 }

@@ -108,6 +108,29 @@ impl DomainHome {
         encryption::is_new(&*self.place(name)?.0).await
     }
 
+    /// Whether the place of a domain has a marker.
+    async fn has_marker(&self, name: &DomainName) -> Result<bool> {
+        match &self.packs {
+            DomainPacks::Files { root, inside } => Ok(folder(root, name).join(inside).join(marker::KEY).exists()),
+            DomainPacks::Bucket(bucket) => match bucket.head(&prefix(name).join(marker::KEY)).await {
+                Ok(_) => Ok(true),
+                Err(object_store::Error::NotFound { .. }) => Ok(false),
+                Err(error) => Err(Error::packs(error)),
+            },
+        }
+    }
+
+    /// Whether something of a domain is left, and no marker: as after a removal that was cut, or
+    /// before the end of a creation.
+    pub(super) async fn is_half_removed(&self, name: &DomainName) -> Result<bool> {
+        let has_tables = match &self.tables {
+            DomainTables::Files(root) => folder(root, name).join(DATABASE).exists(),
+            #[cfg(feature = "postgres")]
+            DomainTables::Postgres(_) => false,
+        };
+        Ok((has_tables || !self.is_new(name).await?) && !self.has_marker(name).await?)
+    }
+
     /// Removes everything of a domain; returns whether that was done within the budget, and as long
     /// as the catalogue says that it may. The marker goes first: a rebuild of the catalogue does
     /// not take half a domain for one. Then the wrapped key: without it, what is left cannot be
@@ -163,32 +186,27 @@ impl DomainHome {
 
     /// The domains that have a marker.
     pub(super) async fn find(&self) -> Result<Vec<DomainName>> {
-        let mut names = Vec::new();
+        let mut found = Vec::new();
         match &self.packs {
-            DomainPacks::Files { root, inside } => {
+            DomainPacks::Files { root, .. } => {
                 let entries = match std::fs::read_dir(root.join(DomainName::FOLDER)) {
-                    Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(names),
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(found),
                     entries => entries.map_err(|e| Error::io("directory", root, &e))?,
                 };
                 for entry in entries {
                     let name = entry.map_err(|e| Error::io("directory", root, &e))?.file_name();
-                    if let Some(Ok(name)) = name.to_str().map(str::parse::<DomainName>)
-                        && folder(root, &name).join(inside).join(marker::KEY).exists()
-                    {
-                        names.push(name);
-                    }
+                    found.extend(name.to_str().and_then(|name| name.parse::<DomainName>().ok()));
                 }
             }
             DomainPacks::Bucket(bucket) => {
                 let folders = bucket.list_with_delimiter(Some(&Path::from(DomainName::FOLDER))).await.map_err(Error::packs)?;
-                for found in folders.common_prefixes {
-                    let Some(Ok(name)) = found.filename().map(str::parse::<DomainName>) else { continue };
-                    match bucket.head(&prefix(&name).join(marker::KEY)).await {
-                        Ok(_) => names.push(name),
-                        Err(object_store::Error::NotFound { .. }) => {}
-                        Err(error) => return Err(Error::packs(error)),
-                    }
-                }
+                found.extend(folders.common_prefixes.iter().filter_map(|folder| folder.filename()?.parse::<DomainName>().ok()));
+            }
+        }
+        let mut names = Vec::new();
+        for name in found {
+            if self.has_marker(&name).await? {
+                names.push(name);
             }
         }
         names.retain(|name| !name.is_default());

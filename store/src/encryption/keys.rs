@@ -158,7 +158,8 @@ impl Keys {
                 self.secret(&DomainName::default(), &wrapped).await?;
                 Ok(wrapped)
             }
-            None => Err(Error::Locked("nothing is given that wraps the key of a domain: give a key file or a key command".into())),
+            // Not locked: to try again does not help.
+            None => Err(Error::Invalid("no key is given that wraps the key of a domain: give a key file or a key command".into())),
         }
     }
 

@@ -152,6 +152,11 @@ impl Store {
                     Err(reason) => damage.push(bad(frame, reason)),
                 }
             }
+            // What lies between these frames is in the same memory, which may be much more.
+            let dead = (bytes.len() as u64).saturating_sub(frames.iter().map(|frame| frame.frame_len).sum());
+            if let Some(target) = target.as_mut() {
+                target.writer.leave_out(dead);
+            }
         }
         Ok(damage)
     }
@@ -277,4 +282,45 @@ fn check(frame: &Packed, bytes: &Bytes, base: u64, limits: &Limits) -> std::resu
         return Err("the payload's checksum is wrong".into());
     }
     Ok((header, rest))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::Options;
+    use pfr_schema::codec::Codec;
+    use pfr_schema::frame::{encode, end_mark};
+    use pfr_schema::{Digest, Kind};
+    use std::convert::Infallible;
+
+    #[tokio::test]
+    async fn a_few_frames_do_not_keep_all_that_was_read_with_them_in_memory() {
+        const FRAMES: u32 = 3000;
+        let store = Store::open_in_memory(Options::default()).await.unwrap();
+        let push = store.open_push(&"team".parse().unwrap()).await.unwrap().id;
+        let mut stream = Vec::new();
+        for number in 0..FRAMES {
+            let raw = [&number.to_le_bytes()[..], &[7_u8; 4092][..]].concat();
+            let (digest, len) = (Digest::sha256(&raw), raw.len() as u64);
+            let header = Header { codec: Codec::Raw, kind: Kind::Blob, digest, raw_len: len, stored_len: len };
+            stream.extend(encode(&header, &raw));
+        }
+        stream.extend(end_mark(u64::from(FRAMES)));
+        let pieces: Vec<Bytes> = stream.chunks(1 << 20).map(Bytes::copy_from_slice).collect();
+        store.ingest(&push, futures::stream::iter(pieces.into_iter().map(Ok::<_, Infallible>))).await.unwrap();
+        let pack = store.metadata.packs(None, 1).await.unwrap().pop().unwrap();
+        // One of thirty is alive, and they lie near enough to be read together.
+        let (mut source, mut at) = (store.source(&pack).await.unwrap(), 0);
+        source.ahead = None;
+        source.contents.retain(|_| {
+            at += 1;
+            at % 30 == 0
+        });
+        assert_eq!(source.contents.len(), 100);
+        let mut target = None;
+        let Ok(damage) = store.copy_live(&pack, source, &mut target).await else { panic!("it is not copied") };
+        assert!(damage.is_empty());
+        let pieces = target.unwrap().writer.pieces();
+        assert!(pieces < 100, "{pieces} pieces hold the memory of all that was read");
+    }
 }

@@ -1,4 +1,6 @@
-//! Access tokens, in the tables of the default domain, and where snapshots are.
+//! Transactions on access tokens, which are in the tables of the default domain. Two more tell the
+//! registry whether a caller may learn of a digest: the repositories that have a snapshot, and
+//! whether a push session leases a blob.
 
 use super::arguments::{cursor, one_more, paged};
 use super::sessions::millis;
@@ -40,7 +42,7 @@ pub(super) async fn create<T: Tx>(
 ) -> Outcome<Option<AccessTokenRow>> {
     let now = tx.now().await?;
     if token.expires_at.is_some_and(|end| end <= now) {
-        return Err(Error::Invalid("the token would have expired already: give a time that is to come".into()).into());
+        return Err(Error::Invalid("the token would have expired already: give a time in the future".into()).into());
     }
     if let Some(name) = token.domain.as_ref().filter(|name| !name.is_default())
         && domains::domain(tx, name).await?.is_none_or(|domain| domain.deleting_since.is_some())
@@ -72,10 +74,10 @@ pub(super) async fn revoke<T: Tx>(tx: &mut T, id: &AccessTokenId, audit: Option<
     Ok(row)
 }
 
-pub(super) async fn used<T: Tx>(tx: &mut T, id: &AccessTokenId, coarse: Duration) -> Outcome<()> {
+pub(super) async fn used<T: Tx>(tx: &mut T, id: &AccessTokenId, resolution: Duration) -> Outcome<()> {
     let now = tx.now().await?;
     let note = "UPDATE access_tokens SET used_at = $2 WHERE id = $1 AND (used_at IS NULL OR used_at <= $3)";
-    tx.execute(note, values![id, now, now.saturating_sub(millis(coarse))]).await.map(drop)
+    tx.execute(note, values![id, now, now.saturating_sub(millis(resolution))]).await.map(drop)
 }
 
 pub(super) async fn places<T: Tx>(tx: &mut T, digests: &[Digest]) -> Outcome<Vec<(Digest, RepositoryName)>> {
@@ -85,6 +87,7 @@ pub(super) async fn places<T: Tx>(tx: &mut T, digests: &[Digest]) -> Outcome<Vec
 }
 
 pub(super) async fn has_leased<T: Tx>(tx: &mut T, push: &PushId, digest: &Digest) -> Outcome<bool> {
+    // `leases.rs` says how `lessee` names one session or several.
     let find = "SELECT 1 FROM pushes s JOIN objects o ON o.lessee = s.number OR o.lessee <= -s.number WHERE s.id = $1 AND o.digest = $2";
     Ok(tx.first::<i64>(find, values![&push.0, digest]).await?.is_some())
 }

@@ -4,7 +4,7 @@ use super::accept::{self, Known, Plan};
 use super::leases::lessee_with;
 use super::quota::Growth;
 use super::sessions::{extend_push, live_push, millis};
-use super::sql::{Column, Sql, int, values};
+use super::sql::{Column, Sql, int, json_rows, values};
 use super::tx::{Fail, Outcome, Tx};
 use super::{Health, NewContainer, NewFrame, ObjectId, PackId, PackSizes, PackStored, PushId, children, integrity, packs, quota};
 use crate::error::Error;
@@ -211,17 +211,25 @@ async fn relocate<T: Tx>(tx: &mut T, plan: &Plan, pack: PackId) -> Outcome<()> {
         return Ok(());
     }
     let ids: Vec<ObjectId> = plan.relocate.iter().map(|r| r.id).collect();
-    let columns = vec![
-        ids.iter().copied().collect(),
-        plan.relocate.iter().map(|r| r.offset).collect(),
-        plan.relocate.iter().map(|r| r.header.frame_len()).collect(),
-        plan.relocate.iter().map(|r| r.header.codec as i64).collect(),
-        plan.relocate.iter().map(|r| r.health).collect(),
-    ];
-    let relocate = r#"UPDATE objects AS o SET pack = $6, "offset" = u.at, frame_len = u.len, codec = u.codec, health = u.health
-        FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[]) AS u(id, at, len, codec, health)
-        WHERE o.id = u.id"#;
-    tx.execute_each(relocate, columns, values![pack]).await?;
+    if T::CONCURRENT {
+        let columns = vec![
+            ids.iter().copied().collect(),
+            plan.relocate.iter().map(|r| r.offset).collect(),
+            plan.relocate.iter().map(|r| r.header.frame_len()).collect(),
+            plan.relocate.iter().map(|r| r.header.codec as i64).collect(),
+            plan.relocate.iter().map(|r| r.health).collect(),
+        ];
+        let relocate = r#"UPDATE objects AS o SET pack = $6, "offset" = u.at, frame_len = u.len, codec = u.codec, health = u.health
+            FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[]) AS u(id, at, len, codec, health)
+            WHERE o.id = u.id"#;
+        tx.execute_each(relocate, columns, values![pack]).await?;
+    } else {
+        let row = |r: &accept::Relocate| (r.id, int(r.offset), int(r.header.frame_len()), r.header.codec as i64, r.health as i64);
+        let rows: Vec<(ObjectId, i64, i64, i64, i64)> = plan.relocate.iter().map(row).collect();
+        let relocate = r#"UPDATE objects AS o SET pack = $2, "offset" = m.value->>1, frame_len = m.value->>2, codec = m.value->>3,
+            health = m.value->>4 FROM json_each($1) AS m WHERE o.id = m.value->>0"#;
+        tx.execute(relocate, values![json_rows(&rows)?, pack]).await?;
+    }
     tx.execute("DELETE FROM damage WHERE object = ANY($1)", values![ids]).await?;
     Ok(())
 }

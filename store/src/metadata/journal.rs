@@ -2,8 +2,9 @@
 
 use super::arguments::at_most;
 use super::sql::{Sql, values};
-use super::tx::{Fail, Outcome, Tx};
+use super::tx::{Backend, Fail, Mode, Outcome, Tx};
 use super::{JournalRow, JournalState, NamesCursor, Unjournaled, events};
+use crate::error::Result;
 use crate::journal::summary_of;
 use pfr_schema::journal::Record;
 use pfr_schema::{Digest, RepositoryName, Tag};
@@ -28,7 +29,15 @@ pub(super) async fn unjournaled<T: Tx>(tx: &mut T, limit: usize) -> Outcome<Vec<
     rows.into_iter().map(unjournaled).collect()
 }
 
-pub(super) async fn journaled<T: Tx>(tx: &mut T, rows: &[JournalRow]) -> Outcome<()> {
+/// Records objects. If the host goes down before the record of changes is durable, these changes
+/// are found again, and the next flush writes them into another object. A summary makes objects
+/// superfluous, which are deleted then, so its record is durable first.
+pub(super) async fn journaled<B: Backend>(backend: &B, rows: Vec<JournalRow>) -> Result<()> {
+    let mode = if rows.iter().any(|row| row.summary) { Mode::WRITE } else { Mode::UNDOABLE };
+    backend.run(mode.named("journaled"), rows, |tx, rows| Box::pin(record(tx, rows))).await
+}
+
+async fn record<T: Tx>(tx: &mut T, rows: &[JournalRow]) -> Outcome<()> {
     for row in rows {
         let insert = "INSERT INTO journal (key, first_seq, last_seq, is_checkpoint, records) VALUES ($1, $2, $3, $4, $5)
                       ON CONFLICT (key) DO NOTHING";

@@ -95,14 +95,14 @@ pub(super) async fn of<T: Tx>(tx: &mut T, ids: &[ObjectId]) -> Outcome<Vec<(Obje
 
 /// Leases objects to a session; returns those that were there to be leased.
 pub(super) async fn lease_all<T: Tx>(tx: &mut T, ids: &[ObjectId], session: i64, now: u64) -> Outcome<HashSet<ObjectId>> {
-    const LEASE: Sql = Sql::of_each(
+    const LEASE: Sql = Sql::at_once(
         concat!(
             "WITH locked AS (SELECT id FROM objects WHERE id = ANY($1) ORDER BY id FOR NO KEY UPDATE)
              UPDATE objects o SET lessee = ",
             lessee_with!("$2", "$3"),
             " FROM locked WHERE o.id = locked.id"
         ),
-        concat!("UPDATE objects AS o SET lessee = ", lessee_with!("$2", "$3"), " WHERE o.id = $1"),
+        concat!("UPDATE objects AS o SET lessee = ", lessee_with!("$2", "$3"), " WHERE o.id IN (SELECT value FROM rarray($1))"),
     );
     let leased = tx.execute_each(LEASE, vec![ids.iter().copied().collect()], values![session, now]).await?;
     if leased == ids.len() as u64 {

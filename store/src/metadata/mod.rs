@@ -1,4 +1,5 @@
-//! The metadata: every transaction that the store makes, each atomic and durable when it returns.
+//! The metadata: every transaction that the store makes, each atomic and durable when it returns
+//! (but for [`Mode::UNDOABLE`]).
 //!
 //! The logic of each transaction is written once, here, over the row operations of a [`tx::Tx`].
 //! SQLite (the embedded store) and PostgreSQL (replicas) are the two databases that run it
@@ -320,7 +321,7 @@ macro_rules! metadata_transactions {
             unjournaled(limit: usize) -> Vec<Unjournaled> = SNAPSHOT |tx| journal::unjournaled(tx, *limit);
             /// Records journal objects, all or none: changes between the numbers of an object of
             /// changes lie in it. Twice is no error.
-            journaled(rows: Vec<JournalRow>) -> () = WRITE |tx| journal::journaled(tx, rows);
+            journaled(rows: Vec<JournalRow>) -> () = COMPOSED |database| journal::journaled(database, rows);
             /// Where the log of events stands. The first call begins it: no event is kept before.
             /// `epoch` is what it is called then.
             begin_events(epoch: String) -> EventLog = GROW |tx| events::begin(tx, epoch);
@@ -433,8 +434,9 @@ macro_rules! metadata_transactions {
             /// [`crate::Error::TokenUnknown`].
             revoke_access_token(id: AccessTokenId, audit: Option<AuditEntry>) -> AccessTokenRow
                 = WRITE |tx| access::revoke(tx, id, audit.as_ref());
-            /// Notes that an access token is used now, if the last note is `coarse` old.
-            access_token_used(id: AccessTokenId, coarse: Duration) -> () = WRITE |tx| access::used(tx, id, *coarse);
+            /// Notes that an access token is used now, unless the last note is younger than
+            /// `resolution`.
+            access_token_used(id: AccessTokenId, resolution: Duration) -> () = WRITE |tx| access::used(tx, id, *resolution);
             /// Of these digests, those of snapshots, with each repository that has the snapshot.
             ///
             /// A caller that may not read those repositories must not learn of the snapshot.

@@ -44,11 +44,19 @@ pub(super) async fn missing<B: Backend>(backend: &B, push: PushId, wanted: Vec<(
     Ok(missing)
 }
 
+/// Positions in the order of the digests. The first eight bytes are enough for it: no answer
+/// depends on the order, and whole digests take several times as long to sort.
+fn in_order(wanted: &[(Digest, Kind)]) -> Vec<usize> {
+    let beginning = |digest: &Digest| digest.as_bytes().first_chunk::<8>().map_or(0, |bytes| u64::from_be_bytes(*bytes));
+    let mut order: Vec<(u64, usize)> = wanted.iter().enumerate().map(|(position, (digest, _))| (beginning(digest), position)).collect();
+    order.sort_unstable();
+    order.into_iter().map(|(_, position)| position).collect()
+}
+
 /// Looks in the order of the digests, in which neighbours share pages of the index, and with as
 /// many connections as the request is large.
 async fn look_at_once<B: Backend>(backend: &B, push: &PushId, wanted: Vec<(Digest, Kind)>) -> Result<Look> {
-    let mut order: Vec<usize> = (0..wanted.len()).collect();
-    order.sort_unstable_by_key(|&position| wanted[position].0);
+    let order = in_order(&wanted);
     let parts = (wanted.len() / LOOK_PART).clamp(1, B::LOOKS);
     let mut parts: Vec<&[usize]> = order.chunks(order.len().div_ceil(parts).max(1)).collect();
     if parts.is_empty() {
@@ -103,35 +111,42 @@ async fn look_at_all<T: Tx>(tx: &mut T, session: LivePush, wanted: &[(Digest, Ki
 
 /// The index of digests first, which has the ids too, and then the rows in the order of their ids.
 /// What was stored together lies together there, so a page of the table is found once for all of
-/// its rows, and not once for each digest.
+/// its rows, and not once for each digest. Two statements for all of it: to begin and to end one
+/// takes longer than to find a row.
 async fn look_in_order_of_rows<T: Tx>(tx: &mut T, session: LivePush, wanted: &[(Digest, Kind)]) -> Outcome<Look> {
-    const FIND: Sql = Sql::of_each("", "SELECT $2 - 1, id FROM objects WHERE digest = $1");
-    // Returns only the rows that need something: usually few.
-    const CHECK: Sql = Sql::of_each(
+    // CROSS JOIN: SQLite goes through the array, and looks each element up.
+    const FIND: Sql = Sql::at_once("", "SELECT a.rowid - 1, o.id FROM rarray($1) AS a CROSS JOIN objects AS o WHERE o.digest = a.value");
+    // Returns only the rows that are worse than $2 or not leased: usually few.
+    const CHECK: Sql = Sql::at_once(
         "",
-        "SELECT $4 - 1, kind, health = 0 OR ($2 = 0 AND health = 1) FROM objects WHERE id = $1
-         AND NOT (health <= ($2 = 0) AND ($2 = 0 OR kind = $2) AND (lessee = $3 OR lessee <= -$3))",
+        "SELECT a.rowid - 1, o.kind, o.health, o.lessee = $3 OR o.lessee <= -$3
+         FROM rarray($1) AS a CROSS JOIN objects AS o
+         WHERE o.id = a.value AND NOT (o.health <= $2 AND (o.lessee = $3 OR o.lessee <= -$3))",
     );
+    /// No health is as good as this, so all rows are returned.
+    const ALL: i64 = -1;
     let digests: Column = wanted.iter().map(|(digest, _)| *digest).collect();
     let mut found: Vec<(i64, ObjectId)> = tx.rows(FIND, vec![digests], &[], false).await?;
-    let mut next = 0;
-    let (mut missing, mut to_lease) = (Vec::new(), Vec::new());
-    for (position, _) in &found {
-        let position = *position as usize;
-        missing.extend(next..position);
-        next = position + 1;
-    }
-    missing.extend(next..wanted.len());
+    let mut is_there = vec![false; wanted.len()];
+    found.iter().for_each(|(position, _)| is_there[*position as usize] = true);
+    let mut missing: Vec<usize> = (0..wanted.len()).filter(|&position| !is_there[position]).collect();
+    let mut to_lease = Vec::new();
     found.sort_unstable_by_key(|(_, id)| *id);
-    let kinds: Column = found.iter().map(|(position, _)| wanted[*position as usize].1).collect();
-    let columns = vec![found.iter().map(|(_, id)| *id).collect(), kinds];
-    let rows: Vec<(i64, Kind, bool)> = tx.rows(CHECK, columns, values![session.number], false).await?;
-    for (at, kind, is_well) in rows {
-        let (position, id) = found[at as usize];
-        let position = position as usize;
-        match is_well && kind.satisfies(wanted[position].1) {
-            true => to_lease.push((position, id)),
-            false => missing.push(position),
+    // Every kind can serve as a blob. Of nodes, which are few, the kind is to be compared.
+    let (blobs, nodes): (Vec<_>, Vec<_>) = found.into_iter().partition(|(position, _)| wanted[*position as usize].1 == Kind::Blob);
+    for (found, returned) in [(blobs, Health::enough_for(Kind::Blob) as i64), (nodes, ALL)] {
+        let ids: Column = found.iter().map(|(_, id)| *id).collect();
+        let rows: Vec<(i64, Kind, Health, bool)> = tx.rows(CHECK, vec![ids], values![returned, session.number], false).await?;
+        for (at, kind, health, is_leased) in rows {
+            let (position, id) = found[at as usize];
+            let position = position as usize;
+            let as_kind = wanted[position].1;
+            let serves = kind.satisfies(as_kind) && health as i64 <= Health::enough_for(as_kind) as i64;
+            match (serves, is_leased) {
+                (false, _) => missing.push(position),
+                (true, false) => to_lease.push((position, id)),
+                (true, true) => {}
+            }
         }
     }
     Ok(Look { session, missing, to_lease })

@@ -2,7 +2,7 @@
 
 use super::arguments::at_most;
 use super::sessions::millis;
-use super::sql::{Sql, values};
+use super::sql::{Sql, int, json_rows, values};
 use super::tx::{Outcome, Tx};
 use super::{Emptied, Health, Moved, ObjectId, PackId, PackRow, PackSizes, PackState, Packed, objects};
 use crate::error::Error;
@@ -143,10 +143,7 @@ pub(super) async fn finish_compaction<T: Tx>(tx: &mut T, pack: PackId, sizes: Pa
     let objects: Vec<ObjectId> = moved.iter().map(|m| m.object).collect();
     objects::lock(tx, &objects).await?;
     hold(tx, pack).await?;
-    let repoint = r#"UPDATE objects AS o SET pack = $4, "offset" = u.at FROM unnest($1::bigint[], $2::bigint[], $3::bigint[]) AS u(id, source, at)
-                     WHERE o.id = u.id AND o.pack = u.source RETURNING u.source, frame_len"#;
-    let columns = vec![objects.into_iter().collect(), moved.iter().map(|m| m.from).collect(), moved.iter().map(|m| m.offset).collect()];
-    let rows: Vec<(PackId, u64)> = tx.rows(repoint.into(), columns, values![pack], true).await?;
+    let rows = repoint(tx, pack, moved).await?;
     let mut lost: BTreeMap<PackId, u64> = moved.iter().map(|m| (m.from, 0)).collect();
     for (from, frame_len) in rows {
         *lost.entry(from).or_default() += frame_len;
@@ -157,3 +154,35 @@ pub(super) async fn finish_compaction<T: Tx>(tx: &mut T, pack: PackId, sizes: Pa
     empty(tx, lost.len()).await?;
     Ok(())
 }
+
+/// What SQLite runs once for all copies in `$1`; a row is an object, the pack that it was copied
+/// from, and its place in the new pack.
+const COPIED: &str = "SELECT o.pack, o.frame_len FROM json_each($1) AS m
+    CROSS JOIN objects AS o ON o.id = m.value->>0 AND o.pack = m.value->>1";
+const REPOINT: &str = r#"UPDATE objects AS o SET pack = $2, "offset" = m.value->>2 FROM json_each($1) AS m
+    WHERE o.id = m.value->>0 AND o.pack = m.value->>1"#;
+
+/// Points objects to their copies in `pack`, if they still lie where they were copied from. Returns
+/// where each of them lay, and the bytes of its frame.
+async fn repoint<T: Tx>(tx: &mut T, pack: PackId, moved: &[Moved]) -> Outcome<Vec<(PackId, u64)>> {
+    if T::CONCURRENT {
+        let repoint = r#"UPDATE objects AS o SET pack = $4, "offset" = u.at
+                         FROM unnest($1::bigint[], $2::bigint[], $3::bigint[]) AS u(id, source, at)
+                         WHERE o.id = u.id AND o.pack = u.source RETURNING u.source, frame_len"#;
+        let columns = vec![
+            moved.iter().map(|m| m.object).collect(),
+            moved.iter().map(|m| m.from).collect(),
+            moved.iter().map(|m| m.offset).collect(),
+        ];
+        return tx.rows(repoint.into(), columns, values![pack], true).await;
+    }
+    let copies: Vec<(ObjectId, PackId, i64)> = moved.iter().map(|m| (m.object, m.from, int(m.offset))).collect();
+    let copies = json_rows(&copies)?;
+    // First: what RETURNING gives of an UPDATE is the new pack.
+    let lay = tx.query(Sql::from(COPIED), values![&copies]).await?;
+    tx.execute(Sql::from(REPOINT), values![&copies, pack]).await?;
+    Ok(lay)
+}
+
+#[cfg(test)]
+mod tests;

@@ -16,12 +16,20 @@ pub(crate) struct Sql {
     pub postgres: &'static str,
     /// If SQLite needs another one.
     pub sqlite: Option<&'static str>,
+    /// Whether SQLite gets each column as an array too, and runs the statement once for all rows.
+    pub is_at_once: bool,
 }
 
 impl Sql {
     /// Two statements that do the same.
     pub(crate) const fn of_each(postgres: &'static str, sqlite: &'static str) -> Self {
-        Self { postgres, sqlite: Some(sqlite) }
+        Self { postgres, sqlite: Some(sqlite), is_at_once: false }
+    }
+
+    /// Two statements that do the same, for many rows at once: in that of SQLite the rows of column
+    /// `n` are those of `rarray($n)`, with `value`, and `rowid` from 1 on.
+    pub(crate) const fn at_once(postgres: &'static str, sqlite: &'static str) -> Self {
+        Self { is_at_once: true, ..Self::of_each(postgres, sqlite) }
     }
 
     /// A lock, or something else that a database with one writer does not need.
@@ -32,7 +40,7 @@ impl Sql {
 
 impl From<&'static str> for Sql {
     fn from(postgres: &'static str) -> Self {
-        Self { postgres, sqlite: None }
+        Self { postgres, sqlite: None, is_at_once: false }
     }
 }
 
@@ -83,6 +91,15 @@ pub(crate) use values;
 /// The tables' integers are signed; nothing here comes near 2⁶³.
 pub(crate) fn int(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
+}
+
+/// Rows as JSON, for a statement of SQLite that changes all of them at once.
+///
+/// That is for statements that change a foreign key. Run for each row, they take time quadratic in
+/// the number of rows: SQLite journals each of them so that it can be undone alone, and at its end
+/// goes through all that its transaction has journaled.
+pub(crate) fn json_rows<R: serde::Serialize>(rows: &[R]) -> Outcome<String> {
+    serde_json::to_string(rows).map_err(|e| Fail::internal(e.to_string()))
 }
 
 /// Types that are parameters, and how.

@@ -29,17 +29,22 @@ pub(crate) struct Mode {
     pub grows: bool,
     /// It reads whole tables, so the usual timeout does not apply.
     pub long: bool,
+    /// If the host goes down soon after, it may never have been: its caller then does it again. It
+    /// need not wait for the disk, and every later transaction that does makes it durable too.
+    pub may_be_undone: bool,
     /// What traces call it.
     pub name: &'static str,
 }
 
 impl Mode {
-    const NOTHING: Self = Self { isolation: Isolation::Statements, writes: false, grows: false, long: false, name: "transaction" };
+    const NOTHING: Self =
+        Self { isolation: Isolation::Statements, writes: false, grows: false, long: false, may_be_undone: false, name: "transaction" };
     pub const READ: Self = Self::NOTHING;
     pub const SNAPSHOT: Self = Self { isolation: Isolation::Snapshot, ..Self::NOTHING };
     pub const LONG_SNAPSHOT: Self = Self { long: true, ..Self::SNAPSHOT };
     pub const WRITE: Self = Self { isolation: Isolation::Locks, writes: true, ..Self::NOTHING };
     pub const LONG_WRITE: Self = Self { long: true, ..Self::WRITE };
+    pub const UNDOABLE: Self = Self { may_be_undone: true, ..Self::WRITE };
     pub const GROW: Self = Self { grows: true, ..Self::WRITE };
     /// A single statement that writes: it needs no transaction around it.
     pub const STATEMENT: Self = Self { isolation: Isolation::Statements, ..Self::WRITE };
@@ -61,7 +66,8 @@ pub(crate) trait Backend: Send + Sync + std::fmt::Debug + 'static {
     /// Connections that one request for missing blobs uses at a time, at most.
     const LOOKS: usize;
 
-    /// Runs a transaction, again if the database asks for it; returns when it is durable.
+    /// Runs a transaction, again if the database asks for it; returns when it is durable, or at
+    /// once if it may be undone.
     fn run<A: Send + Sync + 'static, R: Send + 'static>(
         &self,
         mode: Mode,
@@ -83,7 +89,8 @@ pub(crate) trait Backend: Send + Sync + std::fmt::Debug + 'static {
 ///
 /// `$1…` of a statement are first the columns, if it is given any, then the values. With columns a
 /// statement works on many rows: PostgreSQL gets each column as an array and runs it once, SQLite
-/// runs the prepared statement for each row. No row, no statement.
+/// runs the prepared statement for each row, or once as well if it is [`Sql::at_once`]. No row, no
+/// statement.
 pub(crate) trait Tx: Send {
     /// Whether other transactions write at the same time. If not, locks and their order do not
     /// matter.

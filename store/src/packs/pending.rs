@@ -23,6 +23,12 @@ impl Pending {
         self.bytes
     }
 
+    /// Pieces, each of which may hold memory of others.
+    #[cfg(test)]
+    pub(super) fn pieces(&self) -> usize {
+        self.pieces.len()
+    }
+
     /// Adds a piece.
     pub(super) fn push(&mut self, piece: Bytes) {
         if piece.len() < SHORT {

@@ -137,7 +137,13 @@ impl PackWriter {
         self.write_full_parts().await
     }
 
-    /// A blob of so many bytes came in between and is not written.
+    /// Pieces that wait for a part.
+    #[cfg(test)]
+    pub(crate) fn pieces(&self) -> usize {
+        self.pending.pieces()
+    }
+
+    /// Bytes of blobs that are not written came in the same memory.
     pub(crate) fn leave_out(&mut self, bytes: u64) {
         self.left_out = self.left_out.saturating_add(bytes);
         if self.left_out > LEFT_OUT {

@@ -1,35 +1,37 @@
-//! The places of a manifest of signatures: [`MOST`], and the right to push is enough to fill them.
+//! Which signatures the manifest of signatures lists. It has [`MOST`] places, and a caller with the
+//! right to push could fill all of them.
 //!
-//! So keys of signing policies come first: a signature by one of them replaces the older one by the
-//! same key, and takes the place of one by another key if none is free. One by another key takes a
-//! free place, or is refused.
+//! So signatures by keys of signing policies come first. Such a signature replaces an older one by
+//! the same key. If no place is free, it takes the place of a signature by a key that is in no
+//! policy. A signature by a key that is in no policy takes a free place, or is refused.
 
 use pfr_schema::signature::{Layer, MOST, PublicKey};
 
-/// The key of a signing policy that has signed.
+/// The key of a signing policy that has signed, and when.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct By {
+pub(super) struct Signer {
     pub key: PublicKey,
-    /// When, as it says.
+    /// The time that the signature gives.
     pub at: u64,
 }
 
-/// A signature, and the key of a policy that has made it, if one has.
+/// A signature as a layer of the manifest.
 #[derive(Clone, Debug)]
 pub(super) struct Signed {
     pub layer: Layer,
-    pub by: Option<By>,
+    /// The signer, if its key is in a signing policy.
+    pub by: Option<Signer>,
 }
 
 impl Signed {
-    /// Whether the other one is by the same key, and newer. Two of one moment may stay both:
-    /// mirrors would replace one by the other for ever.
+    /// Whether `other` is by the same key, and newer. Two signatures with the same time both stay:
+    /// otherwise two mirrors would replace one by the other for ever.
     fn is_older_than(&self, other: &Self) -> bool {
         self.by.zip(other.by).is_some_and(|(own, other)| own.key == other.key && own.at < other.at)
     }
 }
 
-/// The layers of the next manifest; none if there is no place.
+/// The layers of the next manifest. `None` if there is no place for the fresh signatures.
 pub(super) fn place(there: Vec<Signed>, fresh: Vec<Signed>) -> Option<Vec<Layer>> {
     let is_fresh = |one: &Signed| !there.iter().any(|old| old.layer == one.layer || one.is_older_than(old));
     let fresh: Vec<Signed> = fresh.into_iter().filter(is_fresh).collect();
@@ -54,7 +56,7 @@ mod tests {
 
     fn one(n: u64, by: Option<(u8, u64)>) -> Signed {
         let layer = Layer::of(&NewSignature::new(format!("{n} {by:?}"), &[1; 64]));
-        Signed { layer, by: by.map(|(key, at)| By { key: PublicKey::new([key; 32]), at }) }
+        Signed { layer, by: by.map(|(key, at)| Signer { key: PublicKey::new([key; 32]), at }) }
     }
 
     fn layers(all: &[Signed]) -> Vec<Layer> {
@@ -62,30 +64,34 @@ mod tests {
     }
 
     #[test]
-    fn a_key_of_a_policy_always_finds_a_place_and_others_take_none_from_it() {
+    fn a_signature_by_a_policys_key_takes_a_place_from_others_and_never_loses_its_own() {
         let full: Vec<Signed> = (0..MOST as u64).map(|n| one(n, None)).collect();
         assert_eq!(place(full.clone(), vec![one(1000, None)]), None);
         let (a, b) = (one(1, Some((1, 5))), one(2, Some((2, 5))));
         let placed = place(full.clone(), vec![a.clone(), b.clone()]).expect("two places");
-        assert_eq!(placed, [layers(&full[2..]), layers(&[a.clone(), b.clone()])].concat(), "the oldest of others go");
-        // Not for one that comes with it.
+        assert_eq!(placed, [layers(&full[2..]), layers(&[a.clone(), b.clone()])].concat(), "the oldest signatures by other keys go");
+        // A fresh signature by another key does not get a place in this way.
         assert_eq!(place(full[1..].to_vec(), vec![a.clone(), one(1000, None), one(1001, None)]), None);
         let placed = place(full[1..].to_vec(), vec![a.clone(), one(1000, None)]).expect("one place is free");
         assert_eq!(placed.len(), MOST);
         assert!(placed.contains(&a.layer) && !placed.contains(&full[1].layer));
-        // Places of other keys of policies are never taken.
+        // The place of a signature by another policy's key is never taken.
         let keys: Vec<Signed> = (0..MOST as u64).map(|n| one(n, Some((u8::try_from(n).expect("small"), 5)))).collect();
         assert_eq!(place(keys.clone(), vec![one(7, Some((200, 5)))]), None);
         assert_eq!(place(keys, vec![one(7, Some((3, 6)))]).expect("its own place").len(), MOST);
     }
 
     #[test]
-    fn the_newest_signature_of_a_key_stays_whatever_comes_first() {
+    fn the_newest_signature_of_a_key_stays_in_any_order_of_arrival() {
         let (old, new, other) = (one(1, Some((1, 5))), one(2, Some((1, 6))), one(3, Some((2, 5))));
         assert_eq!(place(vec![old.clone(), other.clone()], vec![new.clone()]), Some(layers(&[other.clone(), new.clone()])));
-        assert_eq!(place(vec![other.clone(), new.clone()], vec![old]), Some(layers(&[other, new.clone()])), "a late old one is left out");
+        assert_eq!(
+            place(vec![other.clone(), new.clone()], vec![old]),
+            Some(layers(&[other, new.clone()])),
+            "an old signature that comes late is left out"
+        );
         let same = one(4, Some((1, 6)));
-        assert_eq!(place(vec![new.clone()], vec![same.clone()]), Some(layers(&[new.clone(), same])), "of one moment");
+        assert_eq!(place(vec![new.clone()], vec![same.clone()]), Some(layers(&[new.clone(), same])), "both have the same time");
         assert_eq!(place(vec![new.clone()], vec![new.clone()]), Some(layers(&[new])));
     }
 }

@@ -202,12 +202,44 @@ async fn what_a_killed_process_began_is_finished_by_the_next(backend: Backend) {
     assert_eq!(at(&fourth.open(&name("b")).await.unwrap(), "t").await, Ok(s.manifest.digest));
 }
 
+async fn a_domain_that_was_half_removed_when_the_catalogue_was_lost_goes_with_one_more_deletion(backend: Backend) {
+    let rig = Rig::new(backend).await;
+    let [_, a, _] = three(&rig.domains(2).await).await;
+    push(&a, &snapshot(&[1], vec![]), "t").await.unwrap();
+    // Of a the marker and the tables were removed. Nothing was removed of b.
+    let there = Rig::still(backend, Options::default()).await;
+    for path in rig.list(Some("domains")).await {
+        if !path.as_ref().ends_with("domains/a/pf-store") {
+            there.put(&path, rig.bytes(&path).await).await;
+        }
+    }
+    let domains = there.domains(2).await;
+    for encrypted in [None, Some(false), Some(true)] {
+        let refused = domains.create_as(&name("a"), encrypted).await.unwrap_err();
+        assert!(matches!(&refused, Error::Invalid(reason) if reason.contains("delete it once more")), "{encrypted:?}: {refused}");
+        assert!(matches!(domains.get(&name("a")).await, Err(Error::DomainUnknown(_))), "{encrypted:?}");
+    }
+    for unknown in ["b", "c"] {
+        assert!(matches!(domains.delete(&name(unknown)).await, Err(Error::DomainUnknown(_))), "{unknown}");
+    }
+    let complete = below(&there, "b").await;
+    assert!(domains.delete(&name("a")).await.unwrap().deleting_since.is_some());
+    for _ in 0..3 {
+        remove(&domains).await;
+        there.wait(domains.default_store().options().lease);
+    }
+    assert_eq!((below(&there, "a").await.len(), below(&there, "b").await), (0, complete));
+    assert!(domains.create(&name("a")).await.unwrap().1, "the name is free");
+    push(&domains.open(&name("a")).await.unwrap(), &snapshot(&[2], vec![]), "t").await.unwrap();
+}
+
 on_every_backend!(
     a_domain_shares_nothing_with_others,
     a_deleted_domain_leaves_no_byte_and_no_table,
     a_domain_moves_with_its_folder,
     the_default_store_does_not_look_into_other_domains,
     what_a_killed_process_began_is_finished_by_the_next,
+    a_domain_that_was_half_removed_when_the_catalogue_was_lost_goes_with_one_more_deletion,
 );
 
 /// A connection that another domain had used would answer from its tables, or write to them.

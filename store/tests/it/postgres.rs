@@ -5,6 +5,7 @@ mod events;
 mod failures;
 mod images;
 mod sessions;
+mod upgrade;
 
 use crate::common::{repository, snapshot, tag};
 use futures::future::join_all;

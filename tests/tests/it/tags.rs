@@ -21,8 +21,8 @@ const TAGS: [&str; 3] = ["a", "b", "c"];
 /// Snapshots that tags point at.
 const SNAPSHOTS: usize = 10;
 
-/// Operations of a tag after which a stale read is planted: to find that there is no order takes
-/// longer than to find one.
+/// A stale read is planted after this many operations of a tag. The number is small, because the
+/// checker needs longer to prove that there is no order than to find one.
 const PLANTED: usize = 60;
 
 type History = BTreeMap<&'static str, Vec<Event>>;
@@ -45,13 +45,14 @@ impl Client {
         let (repository, name): (RepositoryName, Tag) = (self.repository.clone(), tag.parse().unwrap());
         let value = self.random.random_range(0..self.snapshots.len());
         let snapshot = self.snapshots[value];
-        // The tag is often, but not always, where this client saw it last.
+        // Half of the changes require that the tag is still where this client saw it last. Another
+        // client may have moved it meanwhile.
         let expected = self.random.random_bool(0.5).then(|| self.seen.get(tag).copied().flatten());
         let state = expected.map(|value| value.map_or(TagState::Absent, |value| TagState::At(self.snapshots[value])));
         let kind = self.random.random_range(0..10);
         let mut session = String::new();
         if kind == 9 {
-            // Nothing of this is seen of a tag.
+            // These requests prepare a commit. They do not change a tag.
             session = remote.open_push(&repository).await.ok()?.id;
             let group = DigestGroup { kind: Kind::Manifest, digests: vec![snapshot], claim: None };
             remote.missing(&repository, &session, &MissingRequest { groups: vec![group] }).await.ok()?;
@@ -141,8 +142,9 @@ async fn pushed(remote: &Remote, repository: &RepositoryName) -> Vec<Digest> {
     snapshots
 }
 
-/// Clients at work until `kills` registries were killed and started again; what they saw.
-fn played(registries: &mut [Registry], kills: usize) -> History {
+/// Runs clients until `kills` registries were killed and started again. Returns what the clients
+/// saw.
+fn play(registries: &mut [Registry], kills: usize) -> History {
     let (seed, begun, ended) = (seed(), Instant::now(), AtomicBool::new(false));
     let repository: RepositoryName = "team/agent".parse().unwrap();
     let urls: Vec<String> = registries.iter().map(Registry::url).collect();
@@ -163,7 +165,7 @@ fn played(registries: &mut [Registry], kills: usize) -> History {
                 let tag = TAGS[client.random.random_range(0..TAGS.len())];
                 match client.step(tag).await {
                     Some(event) => events.push((tag, event)),
-                    // The registry is down: do not ask a thousand times a second.
+                    // The registry is down: do not send a thousand requests a second.
                     None => tokio::time::sleep(Duration::from_millis(20)).await,
                 }
             }
@@ -189,7 +191,7 @@ fn played(registries: &mut [Registry], kills: usize) -> History {
 }
 
 fn linearizable(mut registries: Vec<Registry>, kills: usize) {
-    let history = played(&mut registries, kills);
+    let history = play(&mut registries, kills);
     let count = |which: fn(&Operation) -> bool| history.values().flatten().filter(|event| which(&event.operation)).count();
     let counts = [
         ("read", count(|operation| matches!(operation, Operation::Read(_)))),
@@ -200,10 +202,10 @@ fn linearizable(mut registries: Vec<Registry>, kills: usize) {
     println!("{kills} kills: {counts:?}");
     assert!(counts.iter().take(3).all(|(_, count)| *count > 20), "{counts:?}: the test tests too little");
     for (tag, events) in &history {
-        check(events).unwrap_or_else(|words| panic!("tag {tag}: {words}"));
+        check(events).unwrap_or_else(|reason| panic!("tag {tag}: {reason}"));
         let some = beginning(events, PLANTED);
-        check(&some).unwrap_or_else(|words| panic!("tag {tag}, its beginning: {words}"));
-        assert!(check(&with_a_stale_read(&some)).is_err(), "tag {tag}: a stale read was not found out");
+        check(&some).unwrap_or_else(|reason| panic!("the beginning of the history of tag {tag}: {reason}"));
+        assert!(check(&with_a_stale_read(&some)).is_err(), "tag {tag}: the checker did not notice a stale read");
     }
 }
 
@@ -230,7 +232,7 @@ fn with_a_stale_read(events: &[Event]) -> Vec<Event> {
         let called = after + Duration::from_millis(millis);
         Event { called, answered: called, operation }
     };
-    // No other change makes these values, also none whose answer was lost.
+    // No other change writes these values, not even one whose answer was lost.
     let (old, new) = (Some(usize::MAX - 1), Some(usize::MAX));
     let changes = [old, new].map(|value| Operation::Changed(Condition::None, value));
     let mut events = events.to_vec();

@@ -210,6 +210,20 @@ fn a_malformed_parent_is_ignored_and_the_request_begins_a_trace() {
 }
 
 #[test]
+fn callers_behind_a_proxy_choose_no_trace_unless_the_registry_trusts_them() {
+    for (options, continues) in [(&["--proxies", "1"][..], false), (&["--proxies", "1", "--trust-traces"], true)] {
+        let collector = Collector::start(Manner::Take);
+        let registry = registry_with(&[(ENDPOINT, collector.url.as_str())], options);
+        push(&Pf::new(&registry.url()), "a:t", &[(ENDPOINT, collector.url.as_str())]);
+        let served = wait_for("the commit", 30, || {
+            let is_commit = |span: &Span| span.kind == SERVER && attribute(span, "http.route").ends_with("/commit");
+            collector.spans().into_iter().find(is_commit)
+        });
+        assert_eq!(!served.parent.is_empty(), continues, "{options:?}: {served:?}");
+    }
+}
+
+#[test]
 fn a_bad_setting_is_refused_by_name_and_switches_turn_traces_off() {
     let registry = Registry::start();
     let pf = Pf::new(&registry.url());

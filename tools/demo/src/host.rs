@@ -9,7 +9,7 @@ use pfr_client::AgentClient;
 use pfr_client::cli::Failure;
 use pfr_client::cli::beside::find;
 use pfr_client::cli::output::human::one_line;
-use pfr_client::cli::progress::{Standing, watch};
+use pfr_client::cli::progress::{Status, watch};
 use pfr_schema::ErrorCode;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -74,8 +74,8 @@ impl Host {
         let fetching = AtomicBool::new(false);
         let loading = if script.is_text() { "loading the model" } else { "starting the engine" };
         let phase = || if fetching.load(Ordering::Relaxed) { "fetching the model, once: 93 MB" } else { loading };
-        let standing = || Standing::of_phase(phase());
-        watch(quiet, standing, engine.attached(&fetching)).await.map_err(|failure| match failure {
+        let status = || Status::of_phase(phase());
+        watch(quiet, status, engine.attached(&fetching)).await.map_err(|failure| match failure {
             Failure::Error { code: ErrorCode::Unavailable, .. } => failure.hint(NO_MODEL),
             other => other,
         })?;

@@ -5,7 +5,7 @@ use pfr_client::Progress;
 use pfr_client::cli::output::human::{bytes, count, number, one_line, short_digests};
 use pfr_client::cli::output::paint::Style;
 use pfr_client::cli::output::table::{Column, Table};
-use pfr_client::cli::progress::{Standing, watch};
+use pfr_client::cli::progress::{Status, watch};
 use pfr_client::cli::{Context, Encode, Failure, Global, Program, STYLES, repository_of};
 use pfr_schema::{ErrorCode, Reference};
 use serde::Serialize;
@@ -82,7 +82,7 @@ async fn processfork(context: &mut Context, args: ImportProcessfork) -> Result<(
     let ended = loop {
         let progress = Progress::default();
         let work = images.next(&target, &progress);
-        match watch(context.quiet, || Standing::of(&progress), work).await {
+        match watch(context.quiet, || Status::of(&progress), work).await {
             Ok(Some(report)) => reports.push(report),
             Ok(None) => break Ok(()),
             Err(error) => break Err(Failure::from(error)),

@@ -1,4 +1,4 @@
-//! The report on each image.
+//! The report on each image of ProcessFork.
 
 use pfr_client::{Error, Result};
 use pfr_schema::{Digest, ErrorCode, RepositoryName, Tag};
@@ -8,13 +8,13 @@ use serde::Serialize;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
-    /// The import made a snapshot of it.
+    /// The import made a snapshot of the image.
     Imported,
     /// The repository had the snapshot already.
     Unchanged,
-    /// A run without `--dry-run` would import it.
+    /// An import without `--dry-run` would make a snapshot of the image.
     Planned,
-    /// It cannot be imported.
+    /// The image cannot be imported.
     Failed,
 }
 
@@ -30,13 +30,13 @@ pub struct Refusal {
 /// The report on one image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ImageReport {
-    /// Its digest, or the path of the file if that is not a readable image.
+    /// The digest of the image, or the path of its file if the file is not a readable image.
     pub image: String,
     /// The result.
     pub outcome: Outcome,
-    /// Whether the repository did not have the snapshot before.
+    /// Whether this import added the snapshot to the repository.
     pub created: bool,
-    /// The kind of agent that it was captured from.
+    /// The kind of agent that the image was captured from.
     pub agent: Option<String>,
     /// The repository of the snapshot.
     pub repository: Option<RepositoryName>,
@@ -59,7 +59,7 @@ pub struct ImageReport {
     pub bytes_new: u64,
     /// Remarks for the user.
     pub notes: Vec<String>,
-    /// Why it failed.
+    /// Why the image cannot be imported.
     pub error: Option<Refusal>,
 }
 

@@ -1,9 +1,13 @@
-"""The client of a peer in Python: it puts from, and gets into, memory that pf-bench shares.
+"""The first part of two scripts: pf-bench appends lmcache.py or mooncake.py, which use these
+imports and call `serve`. The script is the client of a contender with a Python API.
 
-Arguments: the files behind two pieces of shared memory, then those of the peer. Each line of
-standard input is a request, {"do": "put" or "get", "half": 0 or 1, "names": […], "lens": […]}:
-blobs that lie, or shall lie, one after the other in that piece. Each is answered with a line:
-{"done": number} or {"error": words}.
+Arguments: the files behind the two halves of the memory that pf-bench shares, then the arguments of
+the contender's class. The script writes the line {"done": 0} when it is ready.
+
+Each line of standard input is a request: {"do": "put" or "get", "half": 0 or 1, "names": […],
+"lens": […]}. "put" reads blobs from that half, where they lie one after the other. "get" writes
+them there in the same way. The answer to each request is a line: {"done": number of blobs} or
+{"error": message}.
 """
 
 import ctypes
@@ -22,7 +26,7 @@ def answer(**fields):
 
 
 class Half:
-    """A piece of shared memory."""
+    """One of the two halves of the shared memory."""
 
     def __init__(self, path):
         with open(path, "r+b") as file:
@@ -40,7 +44,7 @@ def serve(peer):
         try:
             work = {"put": peer.put, "get": peer.get}[request["do"]]
             work(peer.halves[request["half"]], request["names"], request["lens"])
-        except Exception as error:  # any error of a library ends the measurement, in words
+        except Exception as error:  # pf-bench ends the measurement with the message of any error
             answer(error=f"{type(error).__name__}: {error}")
         else:
             answer(done=len(request["names"]))

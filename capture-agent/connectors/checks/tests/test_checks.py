@@ -14,7 +14,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from outcome import CRITERIA
-from processes import CONNECTORS, Engine, Events, Stopped
+from processes import CONNECTORS, Engine, Events, Stopped, documented
+from real_engine import CHECKS, NAMED
 
 REPOSITORY = CONNECTORS.parent.parent
 
@@ -69,6 +70,25 @@ class Script(unittest.TestCase):
                 self.assertIn("PF_REAL_ENGINE_PYTHON", done.stderr)
                 self.assertFalse((Path(folder) / "real-engine").exists())
 
+    def test_a_python_of_a_version_manager_is_chosen_by_its_version(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            shim = Path(folder) / "python3.12"
+            shim.write_text('#!/bin/sh\n[ "$PYENV_VERSION" = 3.12 ] || exit 127\n[ "$1" = -c ] || { echo "made: $*" >&2; exit 3; }\n')
+            shim.chmod(0o755)
+            env = {"PATH": f"{folder}:/usr/bin:/bin", "PF_REAL_ENGINE": "1", "PF_CACHE": folder}
+            done = subprocess.run([CONNECTORS / "real-engine"], env=env, capture_output=True, text=True, check=False)
+            self.assertEqual(done.returncode, 3, done.stderr)
+            self.assertIn(f"made: -m venv {Path(folder).resolve()}", done.stderr)
+
+    def test_a_check_that_there_is_not_is_named_before_anything_is_installed(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            env = {"PATH": "/usr/bin:/bin", "PF_REAL_ENGINE": "1", "PF_CACHE": folder}
+            done = subprocess.run([CONNECTORS / "real-engine", "vllm-dens"], env=env, capture_output=True, text=True, check=False)
+            self.assertEqual(done.returncode, 2, done.stderr)
+            self.assertIn('no check "vllm-dens"', done.stderr)
+            self.assertIn(" ".join(CHECKS + NAMED), done.stderr)
+            self.assertEqual(list(Path(folder).iterdir()), [])
+
     def test_without_its_variable_it_runs_nothing_and_says_so(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
             env = {"PATH": "/usr/bin:/bin", "PF_CACHE": folder}
@@ -77,6 +97,13 @@ class Script(unittest.TestCase):
             self.assertIn("take vllm-dense through capture on host A", done.stdout)
             self.assertIn("not run: PF_REAL_ENGINE is not set", done.stdout)
             self.assertEqual(list(Path(folder).iterdir()), [])
+
+
+class Configuration(unittest.TestCase):
+    def test_servers_run_with_the_configuration_that_users_copy(self) -> None:
+        found = documented()
+        self.assertEqual(found["kv_connector"], "PfConnector")
+        self.assertIn("engine", found["kv_connector_extra_config"])
 
 
 class Criteria(unittest.TestCase):

@@ -59,7 +59,7 @@ class Plugin(unittest.TestCase):
     def test_a_mistake_in_the_settings_ends_the_process_and_says_what_it_is(self) -> None:
         for text, said in (
             ("{", "not JSON"),
-            ("[]", "an object"),
+            ("[]", "must be a JSON object"),
             ('{"engin": "x"}', "no setting 'engin'"),
             ('{"keep": "x"}', "keep is a number"),
             ('{"auto": {"repository": "agents/{user}"}}', "no setting 'auto'"),

@@ -9,7 +9,7 @@ use pfr_schema::tree::GroupKind;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
-/// A synthetic engine's groups and manners.
+/// A synthetic engine: its groups, and how it behaves.
 #[derive(Clone, Debug)]
 pub struct Spec {
     pub name: String,
@@ -19,15 +19,16 @@ pub struct Spec {
     pub deployment: BTreeMap<String, Value>,
     /// Keys of the deployment that say only how ranks share the state.
     pub parallel: Vec<String>,
-    /// Shuffles blocks, and is the garbage in slots without a token.
+    /// A number that decides which blocks a sequence gets, and which garbage is in slots that hold
+    /// no token.
     pub placement: u64,
     /// Bytes between blocks.
     pub padding: u64,
-    /// Steps that every sequence makes as soon as the engine goes on.
+    /// Steps that every sequence makes as soon as the engine's pause ends.
     pub steps_on_resume: u32,
 }
 
-/// A group.
+/// A group of layers.
 #[derive(Clone, Debug)]
 pub struct Group {
     pub name: &'static str,
@@ -44,27 +45,28 @@ pub struct Group {
     pub required: bool,
     /// Names and element counts (f32) of the states of a recurrent group.
     pub states: &'static [(&'static str, u64)],
-    /// Shape of every state and how a block holds it, if not as a row of f32.
+    /// The shape of every state, and how a block holds it. `None`: as a row of f32.
     pub form: Option<(Vec<u64>, Form)>,
     /// Whether all states describe the same bytes of a block.
     pub one_part: bool,
-    /// How ranks share the heads. `token_bytes` are those of one head then.
+    /// How ranks share the heads. If it is given, `token_bytes` are the bytes of one head.
     pub heads: Option<Heads>,
-    /// How ranks share the states, one for each. Then it gives shape and form.
+    /// How ranks share the states: one entry for each state, which also gives its shape and form.
     pub splits: Vec<Split>,
-    /// Why nothing can be cut.
+    /// Why the engine does not say which part of the group a rank holds.
     pub uncut: Option<&'static str>,
-    /// Type of the elements, if the engine says it. Pages then hold numbers of `bf16`.
+    /// The type of the elements, if the engine says it. The content of pages is then plausible
+    /// numbers of the type `bf16`, which the tensor codecs make smaller.
     pub elements: Option<checkpoint::Dtype>,
 }
 
-/// Heads over all ranks. With more ranks than heads, neighbours have the same head.
+/// The heads of all ranks. With more ranks than heads, neighbouring ranks have the same head.
 #[derive(Clone, Copy, Debug)]
 pub struct Heads {
     pub total: u64,
     /// Whether a page is `[token][head]`, not `[head][token]`.
     pub tokens_first: bool,
-    /// Whether each rank says that it has the first heads.
+    /// Whether each rank falsely says that it has the first heads.
     pub lies: bool,
 }
 
@@ -84,12 +86,13 @@ impl Heads {
     }
 }
 
-/// A state tensor over all ranks.
+/// A state tensor that is split over all ranks.
 #[derive(Clone, Debug)]
 pub struct Split {
     pub shape: Vec<u64>,
     pub axis: usize,
-    /// Units along the axis; each section is spread over the ranks.
+    /// The numbers of units along the axis, section by section. Each section is spread over the
+    /// ranks.
     pub sections: Vec<u64>,
     /// Whether every rank has all of the last section.
     pub replicated: bool,
@@ -97,7 +100,7 @@ pub struct Split {
 }
 
 impl Split {
-    /// The units of a rank, by number over all ranks.
+    /// The numbers of the units that a rank holds. Units are numbered over all ranks.
     pub fn of(&self, rank: u32, world: u32) -> Vec<u64> {
         let (mut units, mut base) = (Vec::new(), 0);
         for (number, section) in self.sections.iter().enumerate() {
@@ -120,7 +123,7 @@ impl Split {
     }
 }
 
-/// Units one by one as ranges.
+/// The share that holds these units: consecutive units become one range.
 fn share(units: &[u64], of: u64) -> Share {
     Share { of, held: units.chunk_by(|a, b| a + 1 == *b).map(|range| [range[0], range[range.len() - 1] + 1]).collect() }
 }
@@ -218,8 +221,8 @@ impl Spec {
         }
     }
 
-    /// An engine that asks, and takes no sequence.
-    pub fn asking(self) -> Self {
+    /// An engine that only sends requests: it takes no sequence from the agent.
+    pub fn requests_only(self) -> Self {
         Self { verbs: vec![Verb::Request], ..self }
     }
 

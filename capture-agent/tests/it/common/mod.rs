@@ -37,6 +37,33 @@ pub fn config(dir: &std::path::Path) -> Config {
     Config { ring_bytes: 8 << 20, engine_timeout: Duration::from_secs(10), ..Config::new(dir) }
 }
 
+/// An agent that retries soon, with a registry for references without one.
+pub async fn host_of(registry: &str) -> Host {
+    host_with(|config| {
+        eager(config);
+        config.registry = Some(registry.to_owned());
+    })
+    .await
+}
+
+pub fn eager(config: &mut Config) {
+    config.push_retry = Duration::from_millis(20);
+    config.push_retry_max = Duration::from_millis(100);
+}
+
+/// Opens an agent again in the folder of one that was dropped: the lock ends with its last task.
+pub async fn reopened(settings: &Config) -> Agent {
+    let opening = async {
+        loop {
+            match Agent::open(settings.clone()).await {
+                Ok(agent) => return agent,
+                Err(_) => tokio::time::sleep(Duration::from_millis(5)).await,
+            }
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), opening).await.expect("the agent opens")
+}
+
 /// A registry in this process, over a folder; its URL.
 pub async fn registry(dir: &std::path::Path) -> String {
     let listen = ([127, 0, 0, 1], 0).into();

@@ -4,7 +4,7 @@ use crate::cli::args::{Restore, Snapshot, WhenToPush};
 use crate::cli::context::Context;
 use crate::cli::failure::Failure;
 use crate::cli::output::human::{bytes, count, duration, number, one_line};
-use crate::cli::progress::{Standing, watch};
+use crate::cli::progress::{Status, watch};
 use crate::cli::suggest::Suggestion;
 use pfr_client::Error;
 use pfr_schema::agent::{Push, PushState, Resharded, RestoreReport, RestoreRequest, SnapshotReport, SnapshotRequest, Stored};
@@ -29,8 +29,8 @@ pub async fn snapshot(context: &mut Context, args: Snapshot) -> Result<(), Failu
         oracle: args.logits,
         parent: args.parent,
     };
-    let standing = || Standing::of_phase("capturing");
-    let report = watch(context.quiet, standing, agent.snapshot(&args.engine, &request)).await.map_err(not_captured)?;
+    let status = || Status::of_phase("capturing");
+    let report = watch(context.quiet, status, agent.snapshot(&args.engine, &request)).await.map_err(not_captured)?;
     let failed = report.push.as_ref().filter(|push| request.push == Push::Wait && push.state != PushState::Done);
     let failure = failed.map(|push| {
         let reason = push.error.as_deref().unwrap_or("no reason was given");
@@ -48,8 +48,8 @@ pub async fn restore(context: &mut Context, args: Restore) -> Result<(), Failure
     let Restore { local, no_store, sequence, reshard, position, .. } = args;
     let request = RestoreRequest { reference: args.reference.to_string(), local, no_store, sequence, reshard, position };
     let by_digest = matches!(args.reference.selector, Some(Selector::Digest(_) | Selector::Prefix(_)));
-    let standing = || Standing::of_phase("restoring");
-    let restored = watch(context.quiet, standing, agent.restore(&args.engine, &request)).await;
+    let status = || Status::of_phase("restoring");
+    let restored = watch(context.quiet, status, agent.restore(&args.engine, &request)).await;
     let report = restored.map_err(|error| not_restored(error, &request, by_digest))?;
     let last = report.sequence.clone().unwrap_or_else(|| report.digest.to_string());
     context.report(&report, describe_restore(&report), &last)

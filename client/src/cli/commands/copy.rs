@@ -5,7 +5,7 @@ use crate::cli::args::{Copy, Expected};
 use crate::cli::context::Context;
 use crate::cli::failure::Failure;
 use crate::cli::output::human::duration;
-use crate::cli::progress::{Standing, watch};
+use crate::cli::progress::{Status, watch};
 use pfr_client::{Progress, PushTarget, Site, Source};
 use pfr_schema::api::NewSignature;
 use pfr_schema::signature::MOST;
@@ -30,7 +30,7 @@ pub async fn run(context: &mut Context, args: Copy) -> Result<(), Failure> {
     let source = Source::Remote { remote: source, repository: args.source.repository, snapshot };
     let progress = Progress::default();
     let work = pfr_client::push(&source, &remote, target, &progress);
-    let report = watch(context.quiet, || Standing::of(&progress), work).await.map_err(|error| refused(error, &repository))?;
+    let report = watch(context.quiet, || Status::of(&progress), work).await.map_err(|error| refused(error, &repository))?;
     if is_signed {
         let site = Site::Registry(remote.clone());
         sign(&site, &repository, &report.digest, signatures, None).await?;

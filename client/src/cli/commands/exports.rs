@@ -5,7 +5,7 @@ use crate::cli::args::{Export, Import};
 use crate::cli::context::Context;
 use crate::cli::failure::Failure;
 use crate::cli::output::human::{bytes, count, duration};
-use crate::cli::progress::{Standing, watch};
+use crate::cli::progress::{Status, watch};
 use pfr_client::export::{ExportReport, Exporter, Listed, Named, Place, Shelf};
 use pfr_client::{Progress, PushTarget, Site, Source, push, push_into_store};
 use pfr_schema::{Digest, ErrorCode, Reference, RepositoryName, Tag};
@@ -80,7 +80,7 @@ pub async fn export(context: &mut Context, args: Export) -> Result<(), Failure> 
         }
         exporter.finish().await.map(|()| exports)
     };
-    let exports = watch(context.quiet, || Standing::of(&progress), work).await?;
+    let exports = watch(context.quiet, || Status::of(&progress), work).await?;
     let lines: Vec<String> = exports.iter().map(written).collect();
     let last = exports.last().map(|report| report.digest.to_string()).unwrap_or_default();
     context.report(&Exports { exports }, lines, &last)
@@ -136,7 +136,7 @@ pub async fn import(context: &mut Context, args: Import) -> Result<(), Failure> 
         nowhere_else(target)?;
     }
     let options = context.place_options();
-    let opening = Standing::of_phase("reading");
+    let opening = Status::of_phase("reading");
     let shelf = watch(context.quiet, || opening.clone(), Shelf::open(&place, &options)).await?;
     let chosen = chosen(&shelf, args.target.as_ref(), args.from.as_deref())?;
     let site = match args.at.local {
@@ -164,7 +164,7 @@ pub async fn import(context: &mut Context, args: Import) -> Result<(), Failure> 
         }
         Ok::<_, pfr_client::Error>(imports)
     };
-    let imports = watch(context.quiet, || Standing::of(&progress), work).await?;
+    let imports = watch(context.quiet, || Status::of(&progress), work).await?;
     if let Site::Store(store) = &site {
         super::gc::tidy(context, store).await;
     }

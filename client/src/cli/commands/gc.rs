@@ -6,7 +6,7 @@ use crate::cli::args;
 use crate::cli::context::Context;
 use crate::cli::failure::Failure;
 use crate::cli::output::human::{bytes, count, now_ms, number, one_line, until};
-use crate::cli::progress::{Standing, watch};
+use crate::cli::progress::{Status, watch};
 use crate::cli::suggest::{Advice, Suggestion};
 use parking_lot::Mutex;
 use pfr_client::{Remote, Site};
@@ -32,9 +32,9 @@ struct Pinned {
 
 pub async fn run(context: &mut Context, args: args::Gc) -> Result<(), Failure> {
     let seen = Mutex::new(GcReport::default());
-    let standing = || {
+    let status = || {
         let report = seen.lock();
-        Standing { done: report.freed_bytes + report.moved_bytes + report.deleted_bytes, ..Standing::of_phase("collecting") }
+        Status { done: report.freed_bytes + report.moved_bytes + report.deleted_bytes, ..Status::of_phase("collecting") }
     };
     let update = |report: &GcReport| seen.lock().clone_from(report);
     if let (Some(size), false) = (args.max_size, args.at.local) {
@@ -51,7 +51,7 @@ pub async fn run(context: &mut Context, args: args::Gc) -> Result<(), Failure> {
     }
     let site = context.site(args.at, None).await?;
     let report = match &site {
-        Site::Registry(remote) => watch(context.quiet, standing, remotely(remote, args.dry_run, STALE, update)).await?,
+        Site::Registry(remote) => watch(context.quiet, status, remotely(remote, args.dry_run, STALE, update)).await?,
         Site::Store(store) => {
             // Readers of this store look again when a pack is gone, so nothing needs to linger.
             let options = GcOptions { dry_run: args.dry_run, end_sessions: args.unfinished, grace: Duration::ZERO, ..GcOptions::default() };
@@ -61,7 +61,7 @@ pub async fn run(context: &mut Context, args: args::Gc) -> Result<(), Failure> {
                     None => store.gc(&options, &mut |report| update(report)).await,
                 }
             };
-            watch(context.quiet, standing, work).await?
+            watch(context.quiet, status, work).await?
         }
     };
     if context.json {

@@ -7,7 +7,7 @@ use crate::cli::output::human::{age, bytes, count, duration, now_ms, number, one
 use crate::cli::output::paint::Style;
 use crate::cli::output::stderr_width;
 use crate::cli::output::table::{Column, Table};
-use crate::cli::progress::{Standing, watch};
+use crate::cli::progress::{Status, watch};
 use crate::cli::suggest::Suggestion;
 use parking_lot::Mutex;
 use pfr_client::{AgentClient, Error};
@@ -106,7 +106,7 @@ pub async fn finished(context: &Context, agent: &AgentClient, request: &JobReque
         let cancel = Suggestion::new("jobs").agent().arg("cancel").arg(&begun.id);
         eprintln!("job {}; it goes on without this command, and {} ends it", begun.id, context.suggest(&cancel));
     }
-    let standing = Mutex::new(Standing::of_phase(request.kind()));
+    let status = Mutex::new(Status::of_phase(request.kind()));
     let follow = async {
         let mut told = Instant::now();
         let mut silences = 0;
@@ -114,7 +114,7 @@ pub async fn finished(context: &Context, agent: &AgentClient, request: &JobReque
             match agent.job(&begun.id).await {
                 Ok(job) if job.state.is_open() => {
                     silences = 0;
-                    *standing.lock() = standing_of(&job);
+                    *status.lock() = status_of(&job);
                     if !terminal && !silent && told.elapsed() >= TOLD {
                         told = Instant::now();
                         eprintln!("{}", line(&job));
@@ -132,21 +132,21 @@ pub async fn finished(context: &Context, agent: &AgentClient, request: &JobReque
             tokio::time::sleep(LOOK).await;
         }
     };
-    Ok(watch(context.quiet, || standing.lock().clone(), follow).await?)
+    Ok(watch(context.quiet, || status.lock().clone(), follow).await?)
 }
 
-fn standing_of(job: &Job) -> Standing {
+fn status_of(job: &Job) -> Status {
     let phase =
         job.note.as_deref().map_or_else(|| job.request.kind().to_owned(), |note| format!("{}: {}", job.request.kind(), one_line(note)));
-    Standing { total: job.bytes_total, done: job.bytes_done, ..Standing::of_phase(&phase) }
+    Status { total: job.bytes_total, done: job.bytes_done, ..Status::of_phase(&phase) }
 }
 
 /// How far a job is, for a pipe.
 fn line(job: &Job) -> String {
-    let standing = standing_of(job);
-    match standing.total {
-        0 => standing.phase,
-        total => format!("{}, {} of {}", standing.phase, bytes(standing.done), bytes(total)),
+    let status = status_of(job);
+    match status.total {
+        0 => status.phase,
+        total => format!("{}, {} of {}", status.phase, bytes(status.done), bytes(total)),
     }
 }
 

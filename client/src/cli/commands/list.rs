@@ -26,12 +26,13 @@ pub async fn run(context: &mut Context, args: Ls) -> Result<(), Failure> {
     let site = context.site(args.at, args.repository.as_ref()).await?;
     match args.repository {
         None => repositories(context, &site).await,
-        Some(reference) => contents(context, &site, repository_of(&reference)?).await.map_err(|failure| domain(failure, &reference)),
+        Some(reference) => contents(context, &site, repository_of(&reference)?).await.map_err(|failure| advise(failure, &reference)),
     }
 }
 
-/// A domain's address is no reference to a repository: the advice is how to list the domain.
-fn domain(failure: Failure, reference: &Reference) -> Failure {
+/// Adds a hint to a failure if the user gave the address of a domain, which is not a reference to a
+/// repository. The hint is the command that lists the domain.
+fn advise(failure: Failure, reference: &Reference) -> Failure {
     let is_unknown = matches!(&failure, Failure::Error { code: ErrorCode::RepositoryUnknown, .. });
     let name = reference.repository.as_str().split_once('/').filter(|(folder, _)| *folder == DomainName::FOLDER);
     match (&reference.registry, name) {
@@ -104,7 +105,7 @@ async fn contents(context: &mut Context, site: &Site, repository: RepositoryName
     let (snapshots, tags) = (contents.snapshots.len() as u64, contents.tags.len() as u64);
     let mut summary = format!("{}, {}", count(snapshots, "snapshot"), count(tags, "tag"));
     if snapshots == 0 {
-        // A repository that holds nothing does not exist.
+        // An empty repository does not exist, so this one holds images.
         summary.push_str("; it holds images, which OCI clients list (docs/oci.md)");
     }
     context.out.note(&summary)

@@ -1,4 +1,5 @@
-//! `pf match`: the deepest snapshot that given tokens can be resumed from, or why there is none.
+//! `pf match`: finds the snapshot that holds the state of the longest prefix of given tokens, or
+//! says why there is none.
 
 use crate::cli::args::Match;
 use crate::cli::context::Context;
@@ -10,9 +11,9 @@ use pfr_schema::agent::{Difference, EngineInfo};
 use pfr_schema::api::MatchRequest;
 use pfr_schema::{Digest, ErrorCode, RepositoryName, Selector};
 
-/// Bytes of a token file: 16 Mi tokens, as JSON.
+/// The largest file of tokens, in bytes: 16 Mi tokens as JSON take about 8 bytes each.
 const TOKENS_MAX: u64 = 128 << 20;
-/// Fields that are listed for a snapshot of another engine configuration.
+/// How many differing fields are listed, at most, for a snapshot of another engine configuration.
 const FIELDS: usize = 10;
 const TRUNCATED: &str = "the search ended at its limit: there may be a longer match";
 
@@ -54,14 +55,15 @@ pub async fn run(context: &mut Context, args: Match) -> Result<(), Failure> {
     };
     let mut saved = format!("{} of {} tokens need not be computed", number(found.boundary), number(given));
     if found.tokens > found.boundary {
-        saved += &format!(", from the beginning of a snapshot of {}", number(found.tokens));
+        saved += &format!(", from the beginning of a snapshot of {} tokens", number(found.tokens));
     }
     let truncated = found.truncated.then(|| TRUNCATED.to_owned());
     context.report(&found, [saved].into_iter().chain(truncated), &digest.to_string())
 }
 
-/// The fields of the engine configuration in which a refused snapshot differs. The reason was given
-/// before, so a snapshot that was deleted meanwhile, or a registry that is gone, does not matter.
+/// The fields of the engine configuration in which a refused snapshot differs. They are additional:
+/// the caller has printed the reason already. So the result is empty if the snapshot was deleted
+/// meanwhile, or if the registry cannot be reached.
 async fn differences(site: &Site, repository: &RepositoryName, engine: &EngineInfo, digest: Digest) -> Vec<Difference> {
     match site.detail(repository, &Selector::Digest(digest)).await {
         Ok(detail) if detail.config.fingerprint != Some(engine.fingerprint) => {
@@ -73,8 +75,9 @@ async fn differences(site: &Site, repository: &RepositoryName, engine: &EngineIn
     }
 }
 
-/// Reads a JSON array, which begins with a bracket, or u32 numbers: no vocabulary has a token id
-/// with that first byte and a last `]`.
+/// Reads tokens: a JSON array, or little-endian u32 numbers. Bytes that begin with `[` and end with
+/// `]` or white space are JSON: as u32 numbers, their last token id would be larger than any
+/// vocabulary.
 fn tokens(bytes: &[u8]) -> Result<Vec<u32>, String> {
     let json = bytes.iter().find(|b| !b.is_ascii_whitespace()) == Some(&b'[')
         && bytes.last().is_some_and(|b| *b == b']' || b.is_ascii_whitespace());
@@ -85,7 +88,7 @@ fn tokens(bytes: &[u8]) -> Result<Vec<u32>, String> {
     if rest.is_empty() {
         Ok(whole.iter().map(|four| u32::from_le_bytes(*four)).collect())
     } else {
-        Err(format!("neither a JSON array nor u32 numbers: {} bytes", bytes.len()))
+        Err(format!("expected a JSON array of token ids, or u32 numbers of 4 bytes each; found {} bytes", bytes.len()))
     }
 }
 

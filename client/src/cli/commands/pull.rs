@@ -5,7 +5,7 @@ use crate::cli::args::Pull;
 use crate::cli::context::Context;
 use crate::cli::failure::Failure;
 use crate::cli::output::human::{bytes, count, duration};
-use crate::cli::progress::{Standing, watch};
+use crate::cli::progress::{Status, watch};
 use pfr_client::{Destination, Error, Progress, PullReport};
 use pfr_schema::Reference;
 use pfr_schema::agent::Outline;
@@ -22,8 +22,8 @@ pub async fn run(context: &mut Context, args: Pull) -> Result<(), Failure> {
     let selector = args.reference.selector_or_latest();
     let repository = args.reference.repository.clone();
     let destination = match &args.dir {
-        // A local store only saves requests here; one that is not there, or cannot be opened, does
-        // not matter.
+        // The local store only saves requests to the registry. So the pull also works if there is
+        // no local store, or if it cannot be opened.
         Some(path) => Destination::Directory { path: path.clone(), store: context.existing_store().await.ok() },
         None => Destination::Store { store: context.store().await?, repository: repository.clone(), tag: selector.tag().cloned() },
     };
@@ -36,13 +36,13 @@ pub async fn run(context: &mut Context, args: Pull) -> Result<(), Failure> {
         let (Some(agent), Some(engine)) = (&agent, &args.engine) else {
             return pfr_client::pull(&remote, &repository, &selector, &destination, &progress).await;
         };
-        let said = pfr_client::look_up(&remote, &repository, &selector).await?;
-        let digest = said.summary.digest;
-        let outline = Outline::of(&said, false).map_err(|error| Error::Unsuitable { digest, reason: error.to_string() })?;
+        let detail = pfr_client::look_up(&remote, &repository, &selector).await?;
+        let digest = detail.summary.digest;
+        let outline = Outline::of(&detail, false).map_err(|error| Error::Unsuitable { digest, reason: error.to_string() })?;
         agent.check(engine, &outline).await?;
-        pfr_client::pull_found(&remote, &repository, &said, &destination, &progress).await
+        pfr_client::pull_found(&remote, &repository, &detail, &destination, &progress).await
     };
-    let report = watch(context.quiet, || Standing::of(&progress), work).await?;
+    let report = watch(context.quiet, || Status::of(&progress), work).await?;
     if let Destination::Store { store, .. } = &destination {
         super::gc::tidy(context, store).await;
     }
@@ -62,7 +62,7 @@ fn check(dir: &Path) -> Result<(), Failure> {
     Err(Failure::usage(message).hint(hint))
 }
 
-/// One line about a pull, without its time.
+/// One line about a pull, without the time that it took.
 pub fn brief(report: &PullReport) -> String {
     format!(
         "{}, {}: received {} ({}){}",
@@ -80,7 +80,7 @@ mod tests {
     use std::path::Path;
 
     #[test]
-    fn a_directory_does_not_look_like_a_reference_unless_it_is_there() {
+    fn a_new_directory_with_a_name_like_a_reference_is_refused() {
         for reference in ["team/agent:x", "agent:x", "team/agent@2a19b2c9", "h:1/agent:x", "http://h/agent:x~1"] {
             let failure = check(Path::new(reference)).unwrap_err();
             assert_eq!(failure.exit(), 1);

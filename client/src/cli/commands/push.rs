@@ -5,7 +5,7 @@ use crate::cli::args::{Expected, Push};
 use crate::cli::context::Context;
 use crate::cli::failure::Failure;
 use crate::cli::output::human::{bytes, count, duration, now_ms};
-use crate::cli::progress::{Standing, watch};
+use crate::cli::progress::{Status, watch};
 use crate::cli::suggest::{Advice, Suggestion};
 use pfr_client::{Progress, PushReport, PushTarget, Site, Source, find_signature};
 use pfr_schema::api::{NewSignature, Signature};
@@ -30,7 +30,7 @@ pub async fn run(context: &mut Context, args: Push) -> Result<(), Failure> {
     let target = PushTarget { repository: repository.clone(), tag: first, if_tag_is: first_if, parents, compression };
     let progress = Progress::default();
     let work = pfr_client::push(&origin.source, &remote, target, &progress);
-    let report = watch(context.quiet, || Standing::of(&progress), work).await.map_err(|error| refused(error, &repository))?;
+    let report = watch(context.quiet, || Status::of(&progress), work).await.map_err(|error| refused(error, &repository))?;
     if is_signed {
         let site = Site::Registry(remote.clone());
         sign(&site, &repository, &report.digest, signatures, key.as_ref()).await?;

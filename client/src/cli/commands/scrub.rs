@@ -4,7 +4,7 @@ use crate::cli::args::Scrub;
 use crate::cli::context::Context;
 use crate::cli::failure::Failure;
 use crate::cli::output::human::{bytes, count, one_line};
-use crate::cli::progress::{Standing, watch};
+use crate::cli::progress::{Status, watch};
 use parking_lot::Mutex;
 use pfr_client::Site;
 use pfr_schema::ErrorCode;
@@ -15,9 +15,9 @@ pub async fn run(context: &mut Context, args: Scrub) -> Result<(), Failure> {
     let options = ScrubOptions { full: args.full, bytes_per_second: args.rate.map(|rate| rate.0) };
     let report = match context.site(args.at, None).await? {
         Site::Registry(remote) => {
-            let standing = || Standing::of_phase("the registry reads and checks");
+            let status = || Status::of_phase("the registry reads and checks");
             let work = async { Ok::<_, Failure>(remote.scrub(options.full, options.bytes_per_second).await?) };
-            watch(context.quiet, standing, work).await?
+            watch(context.quiet, status, work).await?
         }
         Site::Store(store) => local(context.quiet, &store, &options).await?,
     };
@@ -36,7 +36,7 @@ pub async fn run(context: &mut Context, args: Scrub) -> Result<(), Failure> {
     }
     let found = format!("{} and {} damaged", count(report.damaged.len() as u64, "blob"), count(report.bad_packs.len() as u64, "pack"));
     let hint = match (report.damaged.iter().any(|blob| !blob.snapshots.is_empty()), args.at.local) {
-        (false, _) => "no snapshot is affected; the good blobs of a bad pack are in a new one",
+        (false, _) => "no snapshot is affected; the good blobs of a bad pack were copied into a new pack",
         (true, true) => "pull the snapshots named above again: that heals them",
         (true, false) => "push the snapshots named above again: that heals them",
     };
@@ -51,8 +51,8 @@ fn show(context: &mut Context, report: &ScrubReport) -> Result<(), Failure> {
     for pack in &report.bad_packs {
         context.out.line(format!("{} {pack}", paint.yellow("pack")))?;
     }
-    for pack in &report.dead_frames {
-        context.out.note(&format!("no blob lost: {pack}"))?;
+    for frame in &report.dead_frames {
+        context.out.note(&format!("damaged, but no blob uses it: {frame}"))?;
     }
     for pack in &report.unread {
         context.out.line(format!("{} {pack}", paint.yellow("unread")))?;
@@ -69,7 +69,7 @@ fn show(context: &mut Context, report: &ScrubReport) -> Result<(), Failure> {
 async fn local(quiet: bool, store: &Store, options: &ScrubOptions) -> Result<ScrubReport, Failure> {
     let total = store.metadata().disk_bytes().await?;
     let seen = Mutex::new(0);
-    let standing = || Standing { phase: "reading and checking".into(), total, done: *seen.lock(), deduplicated: 0 };
+    let status = || Status { phase: "reading and checking".into(), total, done: *seen.lock(), deduplicated: 0 };
     let mut update = |report: &ScrubReport| *seen.lock() = report.bytes;
-    Ok(watch(quiet, standing, store.scrub(options, &mut update)).await?)
+    Ok(watch(quiet, status, store.scrub(options, &mut update)).await?)
 }

@@ -4,7 +4,7 @@ use crate::cli::args::Verify;
 use crate::cli::context::Context;
 use crate::cli::failure::Failure;
 use crate::cli::output::human::{bytes, count, duration};
-use crate::cli::progress::{Standing, watch};
+use crate::cli::progress::{Status, watch};
 use parking_lot::Mutex;
 use pfr_client::Site;
 use pfr_client::json::ErrorDocument;
@@ -33,8 +33,8 @@ pub async fn run(context: &mut Context, args: Verify) -> Result<(), Failure> {
         let (name, start) = (format!("{repository}:{selector}"), Instant::now());
         let verified = match &site {
             Site::Registry(_) => {
-                let standing = || Standing::of_phase("the registry reads and hashes");
-                watch(context.quiet, standing, site.verify(&repository, digest)).await.map_err(Failure::from)
+                let status = || Status::of_phase("the registry reads and hashes");
+                watch(context.quiet, status, site.verify(&repository, digest)).await.map_err(Failure::from)
             }
             Site::Store(store) => local(context.quiet, store, digest).await,
         };
@@ -114,10 +114,10 @@ async fn tagged(site: &Site) -> Result<BTreeMap<Digest, (RepositoryName, String)
 
 async fn local(quiet: bool, store: &Store, digest: Digest) -> Result<Verified, Failure> {
     let seen = Mutex::new(VerifyProgress::default());
-    let standing = || {
+    let status = || {
         let progress = *seen.lock();
-        Standing { phase: "reading and hashing".into(), total: progress.total_bytes, done: progress.bytes, deduplicated: 0 }
+        Status { phase: "reading and hashing".into(), total: progress.total_bytes, done: progress.bytes, deduplicated: 0 }
     };
     let mut update = |progress| *seen.lock() = progress;
-    Ok(watch(quiet, standing, store.verify(&digest, &mut update)).await?)
+    Ok(watch(quiet, status, store.verify(&digest, &mut update)).await?)
 }

@@ -9,14 +9,20 @@ use rustix::process::{Resource, getrlimit};
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::path::{Component, Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Components of a path whose directory is kept open: `blobs/sha256` and its like, of which there
 /// are few.
 const KEPT: usize = 2;
-/// Directories below those that are kept open: all that the first two hex digits of digests name.
-/// To open one for each file costs as much as to write the file.
-const LEAVES: usize = 256;
+/// Directories below those that all pulls of this process keep open together: a quarter of the
+/// files that it may have open, for it needs files for other things too. A pull has one for the
+/// first two hex digits of each digest, and to open it for each file costs as much as to write the
+/// file.
+static PLACES: LazyLock<Arc<Semaphore>> = LazyLock::new(|| {
+    let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    Arc::new(Semaphore::new(usize::try_from(files / 4).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS)))
+});
 
 /// The root, and what was opened below it.
 #[derive(Debug)]
@@ -24,13 +30,21 @@ pub(super) struct Folders {
     path: PathBuf,
     root: Arc<OwnedFd>,
     open: Mutex<Open>,
-    /// Directories of any depth that may be kept open.
-    most: usize,
+    /// As [`PLACES`].
+    places: Arc<Semaphore>,
+}
+
+/// A directory that is kept open.
+#[derive(Debug)]
+struct Kept {
+    folder: Arc<OwnedFd>,
+    /// Its place among those of the process, if it needs one.
+    _place: Option<OwnedSemaphorePermit>,
 }
 
 #[derive(Debug, Default)]
 struct Open {
-    kept: HashMap<PathBuf, Arc<OwnedFd>>,
+    kept: HashMap<PathBuf, Kept>,
     /// A directory of each file system that was written to: another one may be mounted anywhere
     /// below the root.
     filesystems: HashMap<u64, Arc<OwnedFd>>,
@@ -38,10 +52,8 @@ struct Open {
 
 impl Folders {
     pub fn below(path: &Path, root: OwnedFd) -> Result<Self> {
-        // The process needs files for other things too.
-        let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-        let most = usize::try_from(files / 4).unwrap_or(usize::MAX).min(LEAVES + KEPT);
-        let folders = Self { path: path.to_owned(), root: Arc::new(root), open: Mutex::default(), most };
+        let places = Arc::clone(&PLACES);
+        let folders = Self { path: path.to_owned(), root: Arc::new(root), open: Mutex::default(), places };
         folders.note(Path::new(""), &folders.root)?;
         Ok(folders)
     }
@@ -70,7 +82,7 @@ impl Folders {
     /// # Errors
     /// [`Error::Refused`] if one does not: what was written into it is not below the root.
     pub fn check_places(&self) -> Result<()> {
-        for (at, folder) in &self.open.lock().kept {
+        for (at, Kept { folder, .. }) in &self.open.lock().kept {
             let path = || self.path.join(at);
             let held = rustix::fs::fstat(&**folder).map_err(|errno| Error::io("look at", &path())(errno.into()))?;
             let is_same = match rustix::fs::statat(&*self.root, at.as_path(), AtFlags::SYMLINK_NOFOLLOW) {
@@ -88,7 +100,7 @@ impl Folders {
 
     fn walk(&self, relative: &Path, make: bool) -> Result<Option<Arc<OwnedFd>>> {
         if let Some(kept) = self.open.lock().kept.get(relative) {
-            return Ok(Some(Arc::clone(kept)));
+            return Ok(Some(Arc::clone(&kept.folder)));
         }
         let (mut folder, mut at) = (Arc::clone(&self.root), PathBuf::new());
         for (depth, component) in relative.components().enumerate() {
@@ -96,7 +108,7 @@ impl Folders {
                 return Err(Error::Internal(format!("{} is no path below a directory", relative.display())));
             };
             at.push(name);
-            let kept = self.open.lock().kept.get(&at).cloned();
+            let kept = self.open.lock().kept.get(&at).map(|kept| Arc::clone(&kept.folder));
             folder = match kept {
                 Some(kept) => kept,
                 None => {
@@ -112,9 +124,9 @@ impl Folders {
     }
 
     fn keep(&self, depth: usize, at: &Path, opened: &Arc<OwnedFd>) {
-        let mut open = self.open.lock();
-        if depth < KEPT || open.kept.len() < self.most {
-            open.kept.insert(at.to_owned(), Arc::clone(opened));
+        let place = (depth >= KEPT).then(|| Arc::clone(&self.places).try_acquire_owned().ok()).flatten();
+        if depth < KEPT || place.is_some() {
+            self.open.lock().kept.insert(at.to_owned(), Kept { folder: Arc::clone(opened), _place: place });
         }
     }
 
@@ -171,15 +183,24 @@ mod tests {
     }
 
     #[test]
-    fn a_few_directories_stay_open_and_the_others_are_opened_each_time() {
-        let dir = tempfile::tempdir().unwrap();
-        let folders = Folders { most: 4, ..folders(dir.path()) };
-        let same = |place: &str| Arc::ptr_eq(&folders.make(Path::new(place)).unwrap(), &folders.find(Path::new(place)).unwrap().unwrap());
-        assert!(same("blobs/sha256/aa") && same("blobs/sha256/bb"));
-        assert!(!same("blobs/sha256/cc"), "more files are open than a process may have");
-        assert!(same("attachments"), "it is one of few");
-        assert_eq!(folders.open.lock().kept.len(), 5);
-        assert!(dir.path().join("blobs/sha256/cc").is_dir());
+    fn all_pulls_together_keep_only_so_many_directories_open() {
+        let (dir, places) = (tempfile::tempdir().unwrap(), Arc::new(Semaphore::new(3)));
+        let below = |name: &str| {
+            let root = dir.path().join(name);
+            std::fs::create_dir(&root).unwrap();
+            Folders { places: Arc::clone(&places), ..folders(&root) }
+        };
+        let same = |folders: &Folders, place: &str| {
+            Arc::ptr_eq(&folders.make(Path::new(place)).unwrap(), &folders.find(Path::new(place)).unwrap().unwrap())
+        };
+        let (one, two) = (below("one"), below("two"));
+        assert!(same(&one, "blobs/sha256/aa") && same(&one, "blobs/sha256/bb") && same(&two, "blobs/sha256/aa"));
+        assert!(!same(&two, "blobs/sha256/bb") && !same(&one, "blobs/sha256/cc"), "more files are open than a process may have");
+        assert!(same(&one, "attachments") && same(&two, "attachments"), "it is one of few");
+        assert!(dir.path().join("one/blobs/sha256/cc").is_dir() && dir.path().join("two/blobs/sha256/bb").is_dir());
+        // The places of a pull that has ended are free.
+        drop(one);
+        assert!(same(&two, "blobs/sha256/bb"));
     }
 
     #[test]
@@ -191,7 +212,7 @@ mod tests {
         assert_eq!(count(), 1);
         // Stands for a mount: the folder that is kept open lies on the file system of /proc.
         let other = Arc::new(OwnedFd::from(std::fs::File::open("/proc").unwrap()));
-        folders.open.lock().kept.insert("blobs".into(), Arc::clone(&other));
+        folders.open.lock().kept.insert("blobs".into(), Kept { folder: other, _place: None });
         assert!(folders.find(Path::new("blobs/sys")).unwrap().is_some());
         assert_eq!(count(), 2);
         folders.sync().unwrap();

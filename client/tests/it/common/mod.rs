@@ -10,6 +10,7 @@ use pfr_registry::{Config, Server};
 use pfr_schema::codec::Compression;
 use pfr_schema::{Digest, RepositoryName, Selector, Tag};
 use pfr_store::{Options, Store};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -113,6 +114,15 @@ pub fn pf(dir: &Path, args: &[&str]) -> (i32, String, String) {
     let output = command.output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
     (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+}
+
+/// The commands that `pf --help` lists.
+pub fn commands(dir: &Path) -> BTreeSet<String> {
+    let (_, help, _) = pf(dir, &["--help"]);
+    let listed = help.split("Commands:\n").nth(1).unwrap().split("\n\n").next().unwrap();
+    // A line without a command goes on with the words of the line before.
+    let command = |line: &str| line.strip_prefix("  ").filter(|line| !line.starts_with(' ')).map(str::to_owned);
+    listed.lines().filter_map(command).map(|line| line.split(' ').next().unwrap().to_owned()).collect()
 }
 
 /// Waits until something holds.

@@ -2,6 +2,8 @@
 
 use pfr_schema::Digest;
 use pfr_schema::geometry::{Dtype, Geometry};
+use pfr_schema::run::MIN_PAGES;
+use pfr_testkit::directory::write_pages;
 pub use pfr_testkit::directory::{blob_path, put_blob, write};
 use pfr_testkit::snapshot::{Shape, bytes};
 use std::path::Path;
@@ -21,6 +23,21 @@ pub fn page(number: u64, len: u64) -> Vec<u8> {
 pub fn directory(shape: Shape, numbers: &[u64]) -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     write(dir.path(), "page_manifest.json", shape, numbers);
+    dir
+}
+
+/// A directory of so many page chunks, each of the least pages, with few different pages.
+pub fn chunks(count: u64) -> TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    // A page chunk may end after such a page.
+    let is_mark = |page: &Vec<u8>| Digest::sha256(page).as_bytes().last() == Some(&0);
+    let mark = (0..).map(|number| SMALL.page(number)).find(is_mark).unwrap();
+    let page = |at: u64| {
+        let is_first = at.is_multiple_of(MIN_PAGES as u64);
+        [mark.clone(), SMALL.page(if is_first { 1_000_000 + at } else { 2_000_000 })]
+    };
+    let pages: Vec<[Vec<u8>; 2]> = (0..count * MIN_PAGES as u64).map(page).collect();
+    write_pages(dir.path(), "page_manifest.json", SMALL.geometry, &pages);
     dir
 }
 

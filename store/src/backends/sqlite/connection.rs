@@ -2,7 +2,9 @@
 //! and a few readers.
 //!
 //! Each job runs in a savepoint of its own, so that a failure affects no other job. A job is
-//! answered only after the commit is durable.
+//! answered only after the commit is durable, unless it may be undone: such a job comes into a
+//! commit of its own that does not wait for the disk. The next commit that waits makes both durable:
+//! its fsync is of the whole log.
 
 mod checkpoint;
 mod files;
@@ -48,8 +50,13 @@ pub(super) fn typed<T: 'static>(value: Value) -> Result<T> {
 
 /// Answers a job, given why the commit failed if it did.
 type Reply = Box<dyn FnOnce(Option<&str>) + Send>;
-/// A transaction waiting for the writer; without a connection it is only answered.
-type Job = Box<dyn FnOnce(Option<&mut SqliteTx>) -> Reply + Send>;
+/// Runs a job. Without a connection it is only answered.
+type Run = Box<dyn FnOnce(Option<&mut SqliteTx>) -> Reply + Send>;
+/// A transaction waiting for the writer.
+struct Job {
+    run: Run,
+    may_be_undone: bool,
+}
 
 #[derive(Debug)]
 pub(super) struct Database {
@@ -161,9 +168,20 @@ impl Database {
     /// Runs `job` in a transaction; returns when it is durable.
     #[boxed]
     pub(super) async fn write(&self, job: Work) -> Result<Value> {
+        self.enqueue(job, false).await
+    }
+
+    /// Runs `job` in a transaction that is undone if the host goes down before a later one is
+    /// durable; does not wait for the disk.
+    #[boxed]
+    pub(super) async fn write_undoable(&self, job: Work) -> Result<Value> {
+        self.enqueue(job, true).await
+    }
+
+    async fn enqueue(&self, job: Work, may_be_undone: bool) -> Result<Value> {
         let (answer, answered) = oneshot::channel();
         let waiting = Arc::clone(&self.waiting);
-        let job: Job = Box::new(move |connection| {
+        let run = move |connection: Option<&mut SqliteTx>| -> Reply {
             waiting.fetch_sub(1, Ordering::Relaxed);
             let result = connection.map(|tx| {
                 tx.waiting = waiting;
@@ -179,7 +197,8 @@ impl Database {
                 };
                 drop(answer.send(result));
             })
-        });
+        };
+        let job = Job { run: Box::new(run), may_be_undone };
         // Small writes of reads and sessions go on as well. Without space they would fail, or end
         // the process: SQLite maps the wal-index from a file, and a page of it without its blocks
         // is fatal (SIGBUS).
@@ -283,7 +302,7 @@ impl Writer<'_> {
             let connection = match self.current.take().map_or_else(|| connect(files).map(SqliteTx::on), Ok) {
                 Ok(connection) => self.current.insert(connection),
                 Err(failed) => {
-                    first(None)(Some(&Error::from(failed).to_string()));
+                    (first.run)(None)(Some(&Error::from(failed).to_string()));
                     continue;
                 }
             };
@@ -359,24 +378,27 @@ impl Writer<'_> {
 }
 
 /// Runs a job and those that wait behind it in one transaction; returns how to answer them, and why
-/// the transaction failed if it did.
+/// the transaction failed if it did. Those behind one that may be undone do not join it: their
+/// commit waits for the disk.
 fn transact(connection: &mut SqliteTx, first: Job, queue: &mpsc::Receiver<Job>) -> (Vec<Reply>, Option<rusqlite::Error>) {
     let mut replies = Vec::new();
-    let begun = connection.execute_batch("BEGIN IMMEDIATE");
+    let syncs = !first.may_be_undone;
+    let begun = connection.set_syncs(syncs).and_then(|()| connection.execute_batch("BEGIN IMMEDIATE"));
     let failure = match begun {
         Err(error) => {
-            replies.push(first(None));
+            replies.push((first.run)(None));
             Some(error)
         }
         Ok(()) => {
-            replies.push(first(Some(&mut *connection)));
+            replies.push((first.run)(Some(&mut *connection)));
             // If SQLite has rolled the transaction back on its own, a further job would commit by
             // itself, but be answered that nothing happened.
-            while replies.len() < BATCH
+            while syncs
+                && replies.len() < BATCH
                 && !connection.is_autocommit()
                 && let Ok(next) = queue.try_recv()
             {
-                replies.push(next(Some(&mut *connection)));
+                replies.push((next.run)(Some(&mut *connection)));
             }
             // If SQLite rolled the transaction back on its own, nothing in it happened.
             let committed = if connection.is_autocommit() {

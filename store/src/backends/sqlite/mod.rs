@@ -100,6 +100,7 @@ impl Backend for SqliteMetadata {
         });
         let done = match (mode.writes, mode.grows) {
             (false, _) => self.database.read(work),
+            (true, false) if mode.may_be_undone => self.database.write_undoable(work),
             (true, false) => self.database.write(work),
             (true, true) => self.database.grow(work),
         };

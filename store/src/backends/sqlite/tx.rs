@@ -6,10 +6,12 @@ use crate::error::Error;
 use crate::metadata::ObjectId;
 use crate::metadata::sql::{Cells, Column, FromRow, Sql, Value};
 use crate::metadata::tx::{Fail, Outcome, Tx};
-use rusqlite::types::{ToSqlOutput, ValueRef};
+use rusqlite::types::{self, ToSqlOutput, ValueRef};
+use rusqlite::vtab::array::Array;
 use rusqlite::{CachedStatement, Connection, Row, ToSql};
 use std::collections::HashMap;
 use std::ops::Deref;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -17,6 +19,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 #[derive(Debug)]
 pub(crate) struct SqliteTx {
     connection: Connection,
+    /// Whether its commits wait for the disk.
+    syncs: bool,
     now: u64,
     /// Transactions that wait for the writer.
     pub(super) waiting: Arc<AtomicUsize>,
@@ -34,7 +38,17 @@ impl Deref for SqliteTx {
 
 impl SqliteTx {
     pub(super) fn on(connection: Connection) -> Self {
-        Self { connection, now: 0, waiting: Arc::default(), translated: HashMap::new() }
+        Self { connection, syncs: true, now: 0, waiting: Arc::default(), translated: HashMap::new() }
+    }
+
+    /// Whether commits from now on wait for the disk. Not to be called within a transaction.
+    pub(super) fn set_syncs(&mut self, syncs: bool) -> rusqlite::Result<()> {
+        if self.syncs != syncs {
+            let level = if syncs { "FULL" } else { "NORMAL" };
+            self.connection.execute_batch(&format!("PRAGMA synchronous = {level}"))?;
+            self.syncs = syncs;
+        }
+        Ok(())
     }
 
     /// A transaction at this time.
@@ -42,11 +56,12 @@ impl SqliteTx {
         self.now = now;
     }
 
-    /// Runs a statement for each row and each key, calls `step` with it each time.
+    /// Runs a statement for each row and each key, or once for all rows, and calls `step` with it
+    /// each time.
     fn run(
         &mut self,
         sql: Sql,
-        columns: &[Column],
+        columns: Vec<Column>,
         values: &[Value<'_>],
         step: &mut dyn FnMut(&mut CachedStatement<'_>) -> Outcome<()>,
     ) -> Outcome<()> {
@@ -64,6 +79,12 @@ impl SqliteTx {
             if parameter <= wanted && Some(parameter) != keys {
                 statement.raw_bind_parameter(parameter, value).map_err(failed)?;
             }
+        }
+        if sql.is_at_once {
+            for (at, column) in columns.into_iter().enumerate() {
+                statement.raw_bind_parameter(at + 1, array(column)).map_err(failed)?;
+            }
+            return step(&mut statement);
         }
         let number_of_row = columns.len() + values.len() + 1;
         for row in 0..rows {
@@ -109,7 +130,7 @@ impl Tx for SqliteTx {
 
     async fn rows<R: FromRow>(&mut self, sql: Sql, columns: Vec<Column>, values: &[Value<'_>], _writes: bool) -> Outcome<Vec<R>> {
         let mut found = Vec::new();
-        self.run(sql, &columns, values, &mut |statement| {
+        self.run(sql, columns, values, &mut |statement| {
             let mut rows = statement.raw_query();
             while let Some(row) = rows.next().map_err(failed)? {
                 found.push(R::read(row)?);
@@ -121,7 +142,7 @@ impl Tx for SqliteTx {
 
     async fn write(&mut self, sql: Sql, columns: Vec<Column>, values: &[Value<'_>]) -> Outcome<u64> {
         let mut written = 0;
-        self.run(sql, &columns, values, &mut |statement| {
+        self.run(sql, columns, values, &mut |statement| {
             written += statement.raw_execute().map_err(failed)? as u64;
             Ok(())
         })?;
@@ -166,6 +187,17 @@ impl ToSql for Cell<'_> {
             Column::Bytes(values) => ToSqlOutput::Borrowed(ValueRef::Blob(&values[row])),
         })
     }
+}
+
+/// A column as `rarray` takes it. The statement gives it up when it goes back to the cache.
+fn array(column: Column) -> Array {
+    Rc::new(match column {
+        Column::Ints(values) => values.into_iter().map(types::Value::Integer).collect(),
+        Column::MaybeInts(values) => values.into_iter().map(|value| value.map_or(types::Value::Null, types::Value::Integer)).collect(),
+        Column::Bools(values) => values.into_iter().map(|value| types::Value::Integer(value.into())).collect(),
+        Column::Texts(values) => values.into_iter().map(types::Value::Text).collect(),
+        Column::Bytes(values) => values.into_iter().map(types::Value::Blob).collect(),
+    })
 }
 
 fn number(value: Option<i64>) -> ToSqlOutput<'static> {

@@ -10,11 +10,15 @@ mod uploads;
 use crate::common::{repository, tag};
 use model::{LEASE, SNAPSHOTS, Universe, frames_of};
 use ops::{Op, op, run};
-use pfr_schema::{Digest, ErrorCode};
-use pfr_store::{Clock, Commit, Metadata, PackSizes, PostgresMetadata, PostgresOptions, PushId, SqliteMetadata, TagMove};
+use pfr_schema::codec::Codec;
+use pfr_schema::frame::Header;
+use pfr_schema::{Digest, ErrorCode, Kind};
+use pfr_store::{Clock, Commit, Metadata, NewFrame, PackSizes, PostgresMetadata, PostgresOptions, PushId, SqliteMetadata, TagMove};
 use proptest::prelude::*;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 async fn backends(clock: Clock, dir: &std::path::Path) -> Vec<(&'static str, Arc<dyn Metadata>)> {
     vec![
@@ -188,5 +192,41 @@ async fn what_cannot_be_is_refused_alike_and_a_list_without_limit_is_whole() {
         assert_eq!(metadata.empty_packs(all).await.unwrap(), pfr_store::Emptied::default(), "{name}");
         assert_eq!(metadata.claim_sparse_packs(all, LEASE).await.unwrap().len(), 0, "{name}");
         assert_eq!(metadata.emptied_packs(LEASE, all).await.unwrap().len(), 0, "{name}");
+    }
+}
+
+#[tokio::test]
+async fn of_a_large_request_each_position_is_answered_and_all_that_is_there_is_leased() {
+    const STORED: u64 = 9000;
+    /// Numbers of blobs that are asked for; those from [`STORED`] on are nowhere.
+    const ASKED: u64 = 10_500;
+    const HOUR: Duration = Duration::from_secs(3600);
+    let dir = tempfile::tempdir().unwrap();
+    let digest = |number: u64| Digest::sha256(&number.to_le_bytes());
+    let frame = |number: u64| {
+        let header = Header { codec: Codec::Raw, kind: Kind::Blob, digest: digest(number), raw_len: 8, stored_len: 8 };
+        NewFrame { header, offset: 8 + number * 100, container: None }
+    };
+    // Scattered, some of them twice, and each tenth as a node, which none of them is.
+    let asked: Vec<(u64, Kind)> = (0..12_000).map(|i| (i * 11 % ASKED, if i % 10 == 0 { Kind::Run } else { Kind::Blob })).collect();
+    let is_there = |(number, kind): &(u64, Kind)| *number < STORED && *kind == Kind::Blob;
+    let lacking: Vec<usize> = (0..asked.len()).filter(|&position| !is_there(&asked[position])).collect();
+    let leased: BTreeSet<u64> = asked.iter().filter(|one| is_there(one)).map(|(number, _)| *number).collect();
+    for (name, metadata) in backends(Clock::system(), dir.path()).await {
+        let (storing, asking) = (PushId("storing".into()), PushId("asking".into()));
+        metadata.open_push(storing.clone(), repository(), HOUR).await.unwrap();
+        metadata.open_push(asking.clone(), repository(), HOUR).await.unwrap();
+        let pack = metadata.begin_pack("pack".into(), HOUR).await.unwrap();
+        let sizes = PackSizes { bytes: 1 << 20, frame_bytes: 1 << 20 };
+        metadata.finish_pack(storing.clone(), pack, sizes, (0..STORED).map(frame).collect(), HOUR).await.unwrap();
+        for _ in 0..2 {
+            let wanted = asked.iter().map(|(number, kind)| (digest(*number), *kind)).collect();
+            assert_eq!(metadata.missing(asking.clone(), wanted, HOUR).await.unwrap(), lacking, "{name}");
+        }
+        metadata.close_push(storing).await.unwrap();
+        while metadata.collect(100_000).await.unwrap().more {}
+        let found = metadata.find((0..STORED).map(digest).collect()).await.unwrap();
+        let kept: BTreeSet<u64> = (0..STORED).filter(|&number| found[number as usize].is_some()).collect();
+        assert!(kept == leased, "{name}: {} blobs are kept, {} are leased", kept.len(), leased.len());
     }
 }

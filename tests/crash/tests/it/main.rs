@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test that cannot go on should stop and say where")]
 
+mod agent;
 mod jobs;
 mod planted;
 mod pull;

@@ -88,6 +88,13 @@ fn acknowledged(child: Child) -> Option<String> {
     output.status.success().then(|| String::from_utf8(output.stdout).unwrap().lines().last().unwrap().to_owned())
 }
 
+/// Kills a process, and counts it if it had not ended by itself.
+fn kill(child: &mut Child) -> u64 {
+    let runs = matches!(child.try_wait(), Ok(None));
+    drop(child.kill());
+    u64::from(runs)
+}
+
 /// Kills processes at least `kills_wanted` times.
 fn survives(database: Database, kills_wanted: u64) {
     let mut random = StdRng::seed_from_u64(seed());
@@ -118,19 +125,15 @@ fn survives(database: Database, kills_wanted: u64) {
         match random.random_range(0..4) {
             0 => {}
             1 => {
-                drop(pushes[random.random_range(0..2)].1.kill());
-                kills += 1;
+                let at = random.random_range(0..2);
+                kills += kill(&mut pushes[at].1);
             }
             2 => {
                 if let Some(child) = &mut collecting {
-                    drop(child.kill());
-                    kills += 1;
+                    kills += kill(child);
                 }
             }
-            _ => {
-                pushes.iter_mut().for_each(|(_, child)| drop(child.kill()));
-                kills += 2;
-            }
+            _ => kills += pushes.iter_mut().map(|(_, child)| kill(child)).sum::<u64>(),
         }
         if let Some(server) = &mut place.server
             && random.random_bool(0.2)

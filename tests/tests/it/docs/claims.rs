@@ -119,6 +119,27 @@ fn help_and_pages_agree_on_what_may_run_beside_a_registry() {
     assert!(text("docs/operations.md").contains("`gc`, `scrub`, `fsck` may run beside it"));
 }
 
+/// Other packages, or some of them by `-p`, would have other features, and be compiled again.
+#[test]
+fn the_demo_builds_what_a_release_build_builds() {
+    let demo = text("demo");
+    let builds: Vec<&str> = demo.lines().map(str::trim).filter(|line| line.starts_with("cargo ")).collect();
+    assert_eq!(builds, [r#"cargo build --manifest-path "$root/Cargo.toml" --release"#]);
+}
+
+#[test]
+fn what_the_normal_run_leaves_out_is_in_the_long_run() {
+    let profiles = text(".config/nextest.toml");
+    let filter = |profile: &str| {
+        let (_, rest) = profiles.split_once(&format!("\n[profile.{profile}]\n")).unwrap();
+        rest.lines().find_map(|line| line.strip_prefix("default-filter = ")).unwrap().to_owned()
+    };
+    assert!(filter("default").contains("not test(/(^|::)long::/)"), "{}", filter("default"));
+    assert_eq!(filter("long"), "\"all()\"");
+    let check = text("check");
+    assert!(check.contains("\n  profile=long\n") && check.contains(" --profile \"$profile\" "), "./check long runs another profile");
+}
+
 /// The targets are a workspace of their own, which the normal run does not build.
 #[test]
 fn every_fuzz_target_is_a_program_on_its_page() {

@@ -218,7 +218,7 @@ impl Trial {
             assert_eq!(asked.status(), StatusCode::ACCEPTED, "{}", asked.text().await.unwrap());
         }
         let data = self.registry.data().to_owned();
-        // Leases of what was uploaded last a second.
+        // What was uploaded and not committed is leased for some seconds.
         wait_for("space", 60, || {
             let output = tool(&data, "gc", &["--grace", "0"]).output().unwrap();
             assert!(output.status.success(), "{output:?}");

@@ -1,12 +1,13 @@
-//! Domains over every pair of metadata and storage: tenants that know nothing of each other,
-//! deletion seen by other replicas, creation and deletion whose registry is killed, and a move to
-//! another registry.
+//! Domains over every pair of metadata and storage: domains share nothing, other replicas see that
+//! a domain was deleted, a killed registry finishes what it began, and a domain moves to another
+//! registry.
 
 use super::backend::{Backend, Database, Packs, assert_same};
 use pfr_tests::{Pf, Registry, Shape, SnapshotDir, files, seed, wait_for};
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 use std::time::Duration;
 
+/// A client with a home directory of its own, whose registry is this domain.
 fn host(registry: &Registry, domain: &str) -> Pf {
     Pf::new(&format!("{}/domains/{domain}", registry.url()))
 }
@@ -21,7 +22,7 @@ fn is_unknown(registry: &Registry, domain: &str) -> bool {
 }
 
 /// Waits until a domain is deleted to its last byte, and its name is free.
-fn gone(registry: &Registry, domain: &str) {
+fn wait_until_gone(registry: &Registry, domain: &str) {
     wait_for("the domain to be gone", 60, || {
         let answer = registry.ask("GET", &format!("/v1/domains/{domain}"));
         assert!(answer.contains("\"deleting\"") || answer.contains("\"domain_unknown\""), "{answer}");
@@ -29,7 +30,8 @@ fn gone(registry: &Registry, domain: &str) {
     });
 }
 
-/// Short leases, so that the second deletion of bytes comes soon.
+/// Short leases: a registry deletes the bytes of a deleted domain a second time after the length of
+/// a lease, and the tests wait for that.
 const OPTIONS: [&str; 4] = ["--lease-seconds", "2", "--gc-interval-seconds", "0"];
 
 fn everyday_use(database: Database, packs: Packs) {
@@ -42,7 +44,10 @@ fn everyday_use(database: Database, packs: Packs) {
     let same = SnapshotDir::write(&hosts[0].path("same"), Shape::SMALL, &(0..300).collect::<Vec<_>>());
     for (number, pf) in hosts.iter().enumerate() {
         let pushed = pf.json(&["push", same.arg(), "team/agent:same"]);
-        assert!(pushed["sent_bytes"].as_u64().unwrap() >= 300 * Shape::SMALL.page_bytes() as u64, "{number} shares with another: {pushed}");
+        assert!(
+            pushed["sent_bytes"].as_u64().unwrap() >= 300 * Shape::SMALL.page_bytes() as u64,
+            "domain number {number} shares blobs with another: {pushed}"
+        );
         let own = SnapshotDir::write(&pf.path("own"), Shape::SMALL, &(number as u64 * 1000..number as u64 * 1000 + 50).collect::<Vec<_>>());
         pf.run(&["push", own.arg(), "team/agent:own"]).ok();
     }
@@ -58,13 +63,15 @@ fn everyday_use(database: Database, packs: Packs) {
 
     assert!(registry.ask("DELETE", "/v1/domains/acme").starts_with("HTTP/1.1 202"));
     assert!(is_unknown(&registry, "acme"));
-    gone(&registry, "acme");
+    wait_until_gone(&registry, "acme");
     assert!(backend.below("domains/acme").is_empty());
     assert!(!backend.has_tables(registry.data(), "acme") && backend.has_tables(registry.data(), "b-2"));
     for pf in [&hosts[0], &hosts[2]] {
         pf.run(&["verify", "team/agent:same"]).ok();
     }
 }
+
+// `.config/nextest.toml` chooses pairs of back ends by these names.
 
 #[test]
 fn sqlite_and_a_directory() {
@@ -107,8 +114,8 @@ fn a_replica_notices_that_another_one_deleted_a_domain() {
     assert!(first.ask("DELETE", "/v1/domains/acme").starts_with("HTTP/1.1 202"));
     wait_for("the other replica to notice", 5, || is_unknown(&second, "acme").then_some(()));
     assert_eq!(pf.run(&["push", dir.arg(), "a:t", "--retries", "0"]).code, 5);
-    gone(&second, "acme");
-    // A new one of the same name is empty in both.
+    wait_until_gone(&second, "acme");
+    // A new domain of the same name is empty on both replicas.
     create(&second, "acme");
     for registry in [&first, &second] {
         assert!(registry.ask("GET", "/domains/acme/v1/repositories").ends_with("{\"repositories\":[]}"));
@@ -117,8 +124,8 @@ fn a_replica_notices_that_another_one_deleted_a_domain() {
     host(&first, "acme").run(&["verify", "a:t"]).ok();
 }
 
-/// A registry that is killed while it makes a domain, while the domain is used, and while it is
-/// deleted.
+/// Kills a registry while it makes a domain and while it deletes one, and checks that the domain
+/// can be used in between.
 fn kills(database: Database, packs: Packs, rounds: u32) {
     let mut random = StdRng::seed_from_u64(seed());
     let backend = Backend::new(database, packs);
@@ -146,13 +153,13 @@ fn kills(database: Database, packs: Packs, rounds: u32) {
         let answer = registry.ask("DELETE", &format!("/v1/domains/{domain}"));
         assert!(answer.starts_with("HTTP/1.1 202") || answer.starts_with("HTTP/1.1 404"), "{answer}");
         assert!(is_unknown(&registry, &domain));
-        // In the middle of the removal, too.
+        // The registry is also killed while it deletes the domain's tables and bytes.
         std::thread::sleep(Duration::from_micros(random.random_range(0..20_000)));
         registry.restart();
     }
     for round in 0..rounds {
         let domain = format!("d{round}");
-        gone(&registry, &domain);
+        wait_until_gone(&registry, &domain);
         assert!(backend.below(&format!("domains/{domain}")).is_empty());
         assert!(!backend.has_tables(registry.data(), &domain), "{domain}");
     }
@@ -166,7 +173,7 @@ fn a_killed_registry_finishes_what_it_began() {
     kills(Database::Postgres, Packs::Bucket, 3);
 }
 
-/// Runs a tool of the registry on a data directory.
+/// Runs a subcommand of `pf-registry` on a data directory.
 fn tool(data: &std::path::Path, arguments: &[&str]) -> String {
     let mut command = std::process::Command::new(pfr_tests::binary("pf-registry"));
     let output = command.args(arguments).arg("--data").arg(data).output().unwrap();
@@ -176,7 +183,7 @@ fn tool(data: &std::path::Path, arguments: &[&str]) -> String {
 }
 
 #[test]
-fn a_domain_moves_to_another_registry_as_a_folder_and_a_rebuild() {
+fn a_domain_moves_to_another_registry_by_a_copy_of_its_folder_and_a_rebuild() {
     let mut registry = Registry::start();
     create(&registry, "acme");
     create(&registry, "empty");
@@ -205,7 +212,8 @@ fn a_domain_moves_to_another_registry_as_a_folder_and_a_rebuild() {
         tool(&there, command);
     }
 
-    // The catalogue is lost, and with it the default domain's tables: a rebuild finds the others.
+    // The catalogue is lost together with the default domain's tables: a rebuild finds the other
+    // domains.
     for file in ["metadata.sqlite", "metadata.sqlite-wal", "metadata.sqlite-shm"] {
         let _ = std::fs::remove_file(registry.data().join(file));
     }

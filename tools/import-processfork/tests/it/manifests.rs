@@ -10,24 +10,26 @@ use pfr_schema::tree::{Group, PageTree};
 use pfr_schema::{Digest, Limits, geometry};
 use proptest::prelude::*;
 
-// Few pages: this writer syncs every blob to disk. Long lists are compared below and in `tree`.
+// Captures here have few pages, because ProcessFork's store syncs every blob to disk. Longer lists
+// of pages are compared without a store, in `both_writers_write_the_same_bytes`.
 fn meta(dtype: Dtype) -> CacheMeta {
     CacheMeta { page_size_tokens: 4, n_layers: 2, n_heads: 2, head_dim: 8, dtype }
 }
 
-/// Everything that must hold of a manifest that ProcessFork wrote.
-fn check(store: &FsBlobStore, name: &Digest256) -> FlatManifest {
+/// Checks everything that must hold of a manifest that ProcessFork wrote, and returns it as we read
+/// it.
+fn check(store: &FsBlobStore, digest: &Digest256) -> FlatManifest {
     let limits = Limits::default();
-    let theirs = store.get(name).unwrap();
+    let theirs = store.get(digest).unwrap();
     let flat = FlatManifest::parse(&theirs, &limits).unwrap();
     assert_eq!(flat.to_bytes(), theirs);
-    assert_eq!(Digest::sha256(&flat.to_bytes()).to_string(), name.as_str());
+    assert_eq!(Digest::sha256(&flat.to_bytes()).to_string(), digest.as_str());
 
     let (tree, runs) = PageTree::from_flat(&flat, Group::default(), 0, 1).unwrap();
     let tree = PageTree::parse(&tree.to_bytes(), &limits).unwrap();
     let runs: Vec<_> = runs.iter().map(|r| Run::parse(&r.bytes, &limits).unwrap()).collect();
     assert_eq!(tree.to_flat(&runs, &limits).unwrap().to_bytes(), theirs);
-    assert_eq!(tree.flat_digest.unwrap().to_string(), name.as_str());
+    assert_eq!(tree.flat_digest.unwrap().to_string(), digest.as_str());
 
     let read: PageManifest = serde_json::from_slice(&flat.to_bytes()).unwrap();
     let meta = read.meta;
@@ -40,7 +42,7 @@ fn check(store: &FsBlobStore, name: &Digest256) -> FlatManifest {
     flat
 }
 
-/// Our decoder on the file as their store wrote it.
+/// Checks that our decoder reads the file of a blob as ProcessFork's store wrote it.
 fn check_blob(store: &FsBlobStore, digest: &Digest, length: u64) {
     let hex = digest.hex();
     let file = store.root().join("blobs/sha256").join(&hex[..2]).join(format!("{hex}.zst"));
@@ -90,8 +92,8 @@ fn forks_share_the_pages_that_they_did_not_write() {
     for fork in 0..3_u8 {
         let mut pager = SyntheticCachePager::new(meta(Dtype::F16));
         restore_cache(&mut pager, &store, &base_name).unwrap();
-        // The fork writes its last page, takes another, far away, and runs a second request on the
-        // shared prefix.
+        // The fork changes its last page and adds a page with a distant number. It also gets a
+        // second sequence on the shared prefix.
         let mut page = pager.read_page(4).unwrap();
         page.v[0] ^= fork + 1;
         pager.write_page(4, &page).unwrap();
@@ -100,7 +102,7 @@ fn forks_share_the_pages_that_they_did_not_write() {
         let mut sequences = pager.logical_seqs();
         let mut page_ixs: Vec<u32> = (0..4).rev().collect();
         page_ixs.push(5000 + u32::from(fork));
-        sequences.insert(0, LogicalSeq { id: format!("zweite \"Anfrage\" {fork} 🦀\u{1}"), page_ixs, fill_in_last_page: 3 });
+        sequences.insert(0, LogicalSeq { id: format!("second \"request\" {fork} 🦀\u{1}"), page_ixs, fill_in_last_page: 3 });
         pager.install_logical_seqs(&sequences).unwrap();
         let flat = check(&store, &capture_cache(&mut pager, &store).unwrap());
         assert_eq!(flat.pages()[..4], base.pages()[..4]);
@@ -114,7 +116,8 @@ proptest! {
     // Nothing is written next to the sources: a failure prints its smallest input.
     #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// The two writers agree on every id, however it must be escaped, and on every order.
+    /// The two writers agree on every id of a sequence, also one that must be escaped, and on every
+    /// order of pages and sequences.
     #[test]
     fn both_writers_write_the_same_bytes(
         ids in prop::collection::btree_set(any::<String>(), 0..5),

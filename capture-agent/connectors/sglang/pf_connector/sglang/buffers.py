@@ -1,8 +1,8 @@
-"""All layers of SGLang's pool in one allocation, and its layout in the types of the protocol.
+"""Allocates all layers of SGLang's KV cache together, and describes the cache to the agent.
 
-SGLang allocates each layer by itself, and a page of ours must lie in one memory. Each layer's K and
-V keep the shape, the strides and the distance that SGLang gives them; only the layers lie one after
-another.
+SGLang allocates each layer by itself. The agent needs all layers of a page in one memory. So
+`create` puts the layers into one allocation, one after another. Within a layer, K and V keep the
+shape, the strides and the distance that SGLang gives them.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ _MEMORY = "kv"
 
 
 def create(original: Callable[..., Any], pool: Any, *args: Any, **kwargs: Any) -> Any:
-    """In place of `MHATokenToKVPool._create_buffers_normal`. A pool that this does not fit is
-    left to SGLang; then it is not captured, and `describe` says why."""
-    reason = _apart(pool)
+    """Runs in place of `MHATokenToKVPool._create_buffers_normal`. SGLang allocates a pool that the
+    connector does not support. Such a pool is not captured, and `describe` says why."""
+    reason = _unsupported(pool)
     if reason is not None:
-        log.warning("the KV cache is allocated layer by layer: %s", reason)
+        log.warning("the KV cache will not be captured, and SGLang allocates it layer by layer: %s", reason)
         return original(pool, *args, **kwargs)
     import torch
 
     shape, _ = pool._kv_buffer_shapes()
     rows = shape[0]
-    # SGLang's own padding: paged kernels reach V from K by whole blocks.
+    # SGLang pads in the same way: its paged kernels address V from K in steps of complete blocks.
     padded = rows if pool.use_hnd else -(-rows // pool.page_size) * pool.page_size
     all_layers = torch.zeros((pool.layer_num, 2, padded, *shape[1:]), dtype=pool.store_dtype, device=pool.device)
     pool.k_buffer = [all_layers[layer, 0, :rows] for layer in range(pool.layer_num)]
@@ -39,7 +39,8 @@ def create(original: Callable[..., Any], pool: Any, *args: Any, **kwargs: Any) -
     return None
 
 
-def _apart(pool: Any) -> str | None:
+def _unsupported(pool: Any) -> str | None:
+    """Why the connector does not support this pool; `None` if it does."""
     if pool.kv_cache_layout not in ("nhd", "hnd"):
         return f"its layout is {pool.kv_cache_layout}"
     if getattr(pool, "enable_custom_mem_pool", False):
@@ -56,11 +57,12 @@ def _apart(pool: Any) -> str | None:
 
 
 def describe(pool: Any, tag: str) -> tuple[Shared, dict[str, Any]]:
-    """Shares the pool's memory: the memory, and the protocol's group. A block is a page of
-    SGLang's; block 0 is for padding. Raises `Unsupported`, `CannotShare`."""
+    """Shares the pool's memory. Returns the memory, and the group of layers as the protocol
+    describes it. A block is a page of SGLang; block 0 is for padding. Raises `Unsupported` and
+    `CannotShare`."""
     if type(pool).__name__ != "MHATokenToKVPool":
         raise Unsupported(f"its KV cache is a {type(pool).__name__}")
-    if reason := _apart(pool):
+    if reason := _unsupported(pool):
         raise Unsupported(reason)
     storage = pool.k_buffer[0].untyped_storage()
     layers = list(zip(pool.k_buffer, pool.v_buffer, strict=True))
@@ -93,9 +95,10 @@ def describe(pool: Any, tag: str) -> tuple[Shared, dict[str, Any]]:
 
 
 def blocks_of(slots: list[int], page: int) -> list[int]:
-    """The blocks of slots in their order. Raises `Unsupported` if these are not whole pages."""
+    """The blocks of the slots, in the same order. Raises `Unsupported` if the slots are not
+    complete pages."""
     if len(slots) % page:
-        raise Unsupported(f"{len(slots)} slots are not whole pages of {page}")
+        raise Unsupported(f"{len(slots)} slots are not complete pages of {page} tokens")
     found = []
     for at in range(0, len(slots), page):
         if slots[at] % page or slots[at : at + page] != list(range(slots[at], slots[at] + page)):

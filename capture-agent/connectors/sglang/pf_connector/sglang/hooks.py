@@ -1,7 +1,8 @@
-"""Where SGLang calls the connector, by its own plugin registry.
+"""The hooks: methods of SGLang at which it calls the connector. SGLang's plugin registry installs
+them.
 
-One scheduler runs in a process, and one engine is attached to it when its event loop begins. The
-other processes have these hooks too and attach nothing.
+One scheduler runs in a process, and one engine is attached to it when the scheduler's event loop
+begins. SGLang's other processes have these hooks too and attach nothing.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ log = logging.getLogger("pf_connector")
 
 
 class Attached:
-    """The engine of this process, if it has one. A failure in here never reaches SGLang's event
-    loop: it is logged, and SGLang goes on without the connector. Its holds are void then, and
-    slots that the agent may still fill are not used again."""
+    """The engine of this process, if it has one. A failure of the connector never reaches SGLang's
+    event loop: it is logged, and SGLang goes on without the connector. The engine's holds are void
+    then, and slots that the agent may still fill are not used again."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self._settings = settings
@@ -31,7 +32,8 @@ class Attached:
         self._failed: Engine | None = None
 
     def begin(self, scheduler: Any) -> None:
-        """Before the event loop: everything of the scheduler is there."""
+        """Runs before the event loop, when the scheduler is completely set up. Attaches an
+        engine."""
 
         def attach() -> None:
             self.engine = Engine.of(scheduler, self._settings)
@@ -39,14 +41,14 @@ class Attached:
         self._guarded(attach)
 
     def step(self, result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> None:
-        """Between two steps: requests that came are in the queue, and the next batch is not
-        chosen."""
+        """Runs between two steps: new requests are already in the queue, and the next batch is not
+        chosen yet."""
         if self.engine is not None:
             self._guarded(self.engine.step)
 
     def admit(self, original: Callable[..., Any], scheduler: Any, *args: Any, **kwargs: Any) -> Any:
-        """Requests whose state is on its way are not in the queue while the next ones are
-        chosen."""
+        """Runs around the choice of the next requests. Takes those requests out of the queue whose
+        state the agent still fetches, and puts them back after the choice."""
         waiting = self.engine.waiting() if self.engine is not None else frozenset()
         if not waiting:
             return original(scheduler, *args, **kwargs)
@@ -58,25 +60,26 @@ class Attached:
             scheduler.waiting_queue = held + scheduler.waiting_queue
 
     def release(self, original: Callable[..., Any], req: Any, tree_cache: Any, **kwargs: Any) -> Any:
-        """A request gives its row back. The tree has its whole pages then."""
+        """Runs around the release of a request's memory. After it, SGLang's radix tree has all full
+        pages of the request."""
         result = original(req, tree_cache, **kwargs)
         if self.engine is not None and req.finished():
             self._guarded(functools.partial(self.engine.finished, req))
         return result
 
     def idle(self, result: bool, *args: Any, **kwargs: Any) -> bool | None:
-        """SGLang checks its pools, and drops its cache, only when it is idle. It is not while
-        slots are out for a fill."""
+        """Says that SGLang is not idle while the agent may fill slots. SGLang checks its pools, and
+        drops its cache, only when it is idle."""
         engine = self.engine or self._failed
         return False if engine is not None and engine.busy else None
 
     def reset(self, cache: Any, *args: Any, **kwargs: Any) -> None:
-        """The tree is dropped, with everything that was locked in it."""
+        """Runs before SGLang drops its radix tree, with everything that was locked in it."""
         if self.engine is not None and self.engine.owns(cache):
             self._guarded(self.engine.void)
 
     def changed(self, *args: Any, **kwargs: Any) -> None:
-        """New weights are about to be loaded."""
+        """Runs before SGLang loads new weights."""
         if self.engine is not None:
             self._guarded(functools.partial(self.engine.leave, "the engine's weights were replaced"))
 
@@ -93,12 +96,12 @@ class Attached:
 
 
 def whole(result: bool, streamer: Any, key: str) -> bool | None:
-    """Our part of a response is one value, not one for each token."""
+    """Says that the connector's part of a response is one value, not one for each token."""
     return True if key == KEY else None
 
 
 def register(settings: dict[str, Any]) -> Attached:
-    """Registers everything. SGLang applies it before it starts."""
+    """Registers all hooks. SGLang installs them before it starts."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     attached = Attached(settings)

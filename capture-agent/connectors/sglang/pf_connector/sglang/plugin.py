@@ -1,7 +1,7 @@
-"""What SGLang's plugin loader calls: reads the settings, checks this SGLang, and registers hooks.
+"""The plugin that SGLang loads: reads the settings, checks this SGLang, and registers the hooks.
 
-SGLang logs the exception of a plugin and serves without it. An operator that sets `PF_SGLANG` wants
-captures, so a mistake there, or an SGLang that does not fit, ends the process instead.
+SGLang logs the exception of a plugin and serves without it. An operator sets `PF_SGLANG` to have
+captures. So a mistake in the settings, or an SGLang that does not fit, ends the process instead.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ if the package were not installed."""
 
 
 def load() -> None:
-    """The entry point. Raises `SystemExit` if the settings are wrong or this SGLang lacks
-    something."""
+    """The entry point. Raises `SystemExit` if the settings are wrong, or if this SGLang lacks a
+    method that the connector uses."""
     text = os.environ.get(VARIABLE)
     if text is None:
         return
@@ -34,11 +34,11 @@ def load() -> None:
 
 
 def read(text: str) -> dict[str, Any]:
-    """The settings. Raises `ValueError`."""
+    """The settings in the JSON text of the variable. Raises `ValueError` if they are wrong."""
     try:
         given = json.loads(text)
     except ValueError as error:
         raise ValueError(f"{VARIABLE} is not JSON: {error}") from error
     if not isinstance(given, dict):
-        raise ValueError(f"{VARIABLE} is an object")
+        raise ValueError(f"{VARIABLE} must be a JSON object, such as {{}}")
     return settings.check(given, VARIABLE)

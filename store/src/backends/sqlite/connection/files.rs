@@ -8,6 +8,7 @@
 use super::checkpoint;
 use crate::error::Error;
 use crate::room::Room;
+use rusqlite::vtab::array::load_module;
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -154,6 +155,7 @@ impl Files {
         connection.busy_timeout(BUSY_TIMEOUT)?;
         connection.execute_batch("PRAGMA query_only = ON; PRAGMA cache_size = -8000; PRAGMA mmap_size = 0;")?;
         connection.set_prepared_statement_cache_capacity(STATEMENTS);
+        load_module(&connection)?;
         Ok(connection)
     }
 
@@ -210,6 +212,7 @@ fn set_up(connection: Connection, timeout: Duration, worth: i32, cache: u32) -> 
          PRAGMA cache_size = -{cache}; PRAGMA journal_size_limit = {kept}; PRAGMA temp_store = MEMORY;"
     ))?;
     connection.set_prepared_statement_cache_capacity(STATEMENTS);
+    load_module(&connection)?;
     checkpoint::watch(&connection, worth);
     migrate(&connection)?;
     connection.busy_timeout(BUSY_TIMEOUT)?;

@@ -90,6 +90,30 @@ async fn a_transaction_that_sqlite_rolled_back_does_not_affect_later_ones() {
     assert_eq!(promised, ["last"], "the job after the failed one is not affected");
 }
 
+#[tokio::test]
+async fn only_what_may_be_undone_does_not_wait_for_the_disk() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let database = on_disk(&dir).await;
+    let level = |tx: &mut SqliteTx| tx.query_row("PRAGMA synchronous", [], |row| row.get::<_, i64>(0)).map_err(fail);
+    // 2 is FULL, 1 is NORMAL.
+    for _ in 0..2 {
+        assert_eq!(database.writes(level).await.expect("it is read"), 2);
+        let undoable = database.write_undoable(untyped(level)).await.expect("it is read");
+        assert_eq!(typed::<i64>(undoable).expect("a number"), 1);
+    }
+    let (open, gate) = channel::<()>();
+    let mut waits = Box::pin(database.writes(move |_| {
+        gate.recv().unwrap_or_default();
+        Ok(())
+    }));
+    assert!((&mut waits).now_or_never().is_none());
+    let mut joins = Box::pin(database.write_undoable(untyped(level)));
+    assert!((&mut joins).now_or_never().is_none());
+    drop(open);
+    waits.await.expect("it is written");
+    assert_eq!(typed::<i64>(joins.await.expect("it is read")).expect("a number"), 2, "it comes into a commit that waits anyway");
+}
+
 impl Database {
     async fn writes<T: Send + 'static>(&self, job: impl FnOnce(&mut SqliteTx) -> Result<T> + Send + 'static) -> Result<T> {
         typed(self.write(untyped(job)).await?)
