@@ -29,6 +29,7 @@ use crate::marker;
 use crate::metadata::Metadata;
 use crate::packs::PROBES;
 use crate::tasks;
+use futures::TryStreamExt as _;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt as _};
 use objects::SealedObjects;
@@ -268,12 +269,19 @@ pub(crate) async fn is_new(packs: &dyn ObjectStore) -> Result<bool> {
         Err(error) => return Err(Error::packs(error)),
     }
     let others = [PROBES, tasks::PREFIX, DomainName::FOLDER];
-    match packs.list_with_delimiter(None).await {
-        Ok(top) => Ok(top.common_prefixes.iter().all(|folder| others.contains(&folder.as_ref()))),
+    let top = match packs.list_with_delimiter(None).await {
+        Ok(top) => top,
         // Without the right to list, a rebuild is not possible either.
-        Err(object_store::Error::PermissionDenied { .. } | object_store::Error::NotImplemented { .. }) => Ok(true),
-        Err(error) => Err(Error::packs(error)),
+        Err(object_store::Error::PermissionDenied { .. } | object_store::Error::NotImplemented { .. }) => return Ok(true),
+        Err(error) => return Err(Error::packs(error)),
+    };
+    for folder in top.common_prefixes.iter().filter(|folder| !others.contains(&folder.as_ref())) {
+        // Some buckets list folders for a while after their last object was deleted.
+        if packs.list(Some(folder)).try_next().await.map_err(Error::packs)?.is_some() {
+            return Ok(false);
+        }
     }
+    Ok(true)
 }
 
 /// The wrapped key of a domain in the catalogue.

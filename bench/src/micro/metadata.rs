@@ -58,8 +58,8 @@ async fn measure(metadata: &dyn Metadata, on: &str, objects: usize, rounds: usiz
     let later = PushId("later".into());
     metadata.open_push(later.clone(), "bench/w".parse()?, LEASE).await?;
     let step = (objects / ASKED).max(1);
-    // Spread over the whole table, or one after the other as a push stores them; every round another
-    // part of it.
+    // Spread over the whole table, or one after the other as a push stores them. Each round takes
+    // another part of it.
     let spread = |i: usize, round: usize| (i * step + round) % objects;
     let together = |i: usize, round: usize| (i + round * ASKED) % objects;
     let cases: [(&str, usize, &PushId, Place<'_>); 4] = [

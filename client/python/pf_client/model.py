@@ -131,8 +131,8 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotStats:
-    """What one snapshot costs. Deleting it would free `exclusive_bytes`. Older registries do not say
-    when it was pushed."""
+    """What one snapshot costs. Deleting it would free `exclusive_bytes`. Older registries do not
+    say when it was pushed."""
 
     repository: str
     digest: str

@@ -295,7 +295,7 @@ async fn the_commands_in_hints_work_as_printed() {
         ),
         (&["commands/diff.rs with_tag diff"], &["diff", "team/agent:x", "base"]),
         (&["args/reference.rs repository_of ls"], &["ls", address]),
-        (&["commands/list.rs domain ls"], &["ls", &format!("{url}/domains/default")]),
+        (&["commands/list.rs advise ls"], &["ls", &format!("{url}/domains/default")]),
         (&["commands/matching.rs run ls"], &["match", "team/agent", "--tokens", "-", "--fingerprint", &fingerprint, "--registry", &url]),
         (&["commands/tasks.rs unknown tasks"], &["tasks", "resume", "no-such", "--registry", &url]),
     ];

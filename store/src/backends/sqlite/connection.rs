@@ -3,8 +3,8 @@
 //!
 //! Each job runs in a savepoint of its own, so that a failure affects no other job. A job is
 //! answered only after the commit is durable, unless it may be undone: such a job comes into a
-//! commit of its own that does not wait for the disk. The next commit that waits makes both durable:
-//! its fsync is of the whole log.
+//! commit of its own that does not wait for the disk. The next commit that waits makes both
+//! durable: its fsync is of the whole log.
 
 mod checkpoint;
 mod files;
