@@ -96,7 +96,8 @@ impl Image {
             (None, Some(config)) => std::iter::once(config).chain(fields.layers.iter().flatten()).collect(),
             (None, None) => return wrong("$", "`config`, or `manifests`", "neither"),
         };
-        too_many("blobs in an OCI manifest", pointers.len() as u64, limits.layers.saturating_add(1))?;
+        // As many as fit: the bytes of the document bound them, and clients expect that 4 MiB are
+        // taken. ProcessFork lists a layer for each K and each V of a page.
         let mut children = Vec::with_capacity(pointers.len());
         for pointer in pointers {
             too_many("a blob in bytes", pointer.size, limits.blob_bytes)?;
@@ -170,6 +171,20 @@ mod tests {
         assert!(image.children().iter().all(|child| child.kind == Kind::Blob));
         assert_eq!((image.media_type.as_str(), image.artifact_type.as_deref()), (media_type::DOCKER_MANIFEST, Some("x/config")));
         assert_eq!((image.subject, image.annotations.len()), (Some(Digest::sha256(b"subject")), 1));
+    }
+
+    #[test]
+    fn a_manifest_lists_as_many_layers_as_fit_into_its_bytes() {
+        let layer = |number: usize| {
+            let digest = Digest::sha256(&number.to_le_bytes());
+            json!({"mediaType": "application/vnd.processfork.layer.v1+zstd", "digest": digest, "size": 8})
+        };
+        let of = |count: usize| {
+            let layers: Vec<_> = (0..count).map(layer).collect();
+            json!({"schemaVersion": 2, "config": pointer("x/config", b"{}"), "layers": layers})
+        };
+        assert_eq!(parsed(&of(20_000)).unwrap().children().len(), 20_001);
+        assert!(matches!(parsed(&of(40_000)), Err(FormatError::TooLarge { .. })));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use super::Remote;
 use super::backoff::WAITS;
 use crate::error::Result;
+pub use pfr_schema::api::Followed;
 use pfr_schema::api::{self, EventId, EventKind, RESET};
 use pfr_schema::sse::{Block, Blocks};
 use pfr_schema::{Pattern, json};
@@ -26,15 +27,6 @@ pub struct EventFilter {
     pub after: Option<EventId>,
     /// End with the last event that there is, instead of waiting for more.
     pub once: bool,
-}
-
-/// One message to a reader of events.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Followed {
-    /// Something happened.
-    Event(Box<api::Event>),
-    /// The registry does not know any more what happened before this point.
-    Reset(api::EventReset),
 }
 
 /// The events of a registry, each once and in order. A stream that is cut is asked for again, after

@@ -54,7 +54,7 @@ pub(crate) struct EventQuery {
         ("last-event-id" = Option<String>, Header, description = "The id of the last event that was read"),
     ),
     responses(
-        (status = 200, description = "Events: `data` is JSON, `event` is its `kind`, or `reset`", body = api::Event, content_type = "text/event-stream"),
+        (status = 200, description = "Events: `data` is JSON, `event` is its `kind`, or `reset`", body = api::Followed, content_type = "text/event-stream"),
         failures::Following,
     ),
 )]

@@ -297,6 +297,9 @@ fn an_example_that_a_type_does_not_allow_is_found() {
     assert!(refuses("TagList", json!({"tags": [{"name": "a", "digest": digest, "updated_at": 1, "updated": 1}]})));
     assert!(refuses("TagList", json!({"tags": [{"name": "a", "digest": digest, "updated_at": -1}]})));
     assert!(refuses("EventKind", json!("moved")) && !refuses("EventKind", json!("tagged")));
+    assert!(!refuses("Followed", json!({"id": "a-1", "at": 1, "kind": "tagged"})));
+    assert!(!refuses("Followed", json!({"id": "a-1", "reason": "the events before it are forgotten"})));
+    assert!(refuses("Followed", json!({"id": "a-1"})));
 }
 
 /// Every list and every number that a schema allows, with its place.

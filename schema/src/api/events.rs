@@ -65,6 +65,17 @@ api! {
     }
 }
 
+/// The `data` of one message to a reader of events: of `reset`, or of any other event.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(untagged)]
+pub enum Followed {
+    /// Something happened.
+    Event(Box<Event>),
+    /// The registry does not know any more what happened before this point.
+    Reset(EventReset),
+}
+
 /// What happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]

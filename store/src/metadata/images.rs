@@ -16,7 +16,7 @@ use crate::error::Error;
 use pfr_schema::journal::Record;
 use pfr_schema::signature::{ARTIFACT, signed_by, tag_of};
 use pfr_schema::{Digest, Kind, RepositoryName, Tag};
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 
 pub(super) async fn put<T: Tx>(tx: &mut T, push: &PushId, image: &NewImage) -> Outcome<bool> {
     let LivePush { repository, name, now, .. } = live_push(tx, push).await?;
@@ -33,7 +33,8 @@ pub(super) async fn put<T: Tx>(tx: &mut T, push: &PushId, image: &NewImage) -> O
     let (kind, size, refs, reach, new, packed) = row.filter(|row| row.0.satisfies(Kind::Image)).ok_or_else(unknown)?;
     let existing = find_manifest(tx, repository, &digest).await?;
     let mut missing = blobs::absent(tx, repository, &children::unpack(&packed)?, &image.manifests).await?;
-    missing.retain(|child| !image.optional.contains(child));
+    let optional: HashSet<&Digest> = image.optional.iter().collect();
+    missing.retain(|child| !optional.contains(child));
     if !missing.is_empty() {
         return Err(Error::Missing { container: digest, missing }.into());
     }
@@ -89,8 +90,8 @@ pub(super) async fn manifest<T: Tx>(tx: &mut T, repository: &RepositoryName, nam
     Ok(row.map(|(id, digest, size)| ManifestRow { id, digest, size }))
 }
 
-/// Images read at a time.
-const IMAGES: usize = 1000;
+/// Images read at a time. Each lists 40,000 blobs at most.
+const IMAGES: usize = 100;
 
 /// Snapshots of a repository that its images list: its indexes mostly.
 pub(super) async fn listed_snapshots<T: Tx>(tx: &mut T, repository: &RepositoryName) -> Outcome<Vec<Digest>> {

@@ -8,6 +8,7 @@ mod compression;
 mod deploy;
 mod docs;
 mod e2e;
+mod earlier;
 mod mirror;
 mod oci_clients;
 mod pull_through;

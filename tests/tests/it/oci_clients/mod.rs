@@ -1,5 +1,6 @@
 //! Clients of container registries that other projects wrote, against the real registry.
 
+mod processfork;
 mod skopeo;
 
 use pfr_tests::{Registry, binary, skip};
