@@ -5,7 +5,7 @@ use super::Remote;
 use crate::error::Result;
 use bytes::Bytes;
 use pfr_schema::{Digest, RepositoryName, Selector, api};
-use reqwest::Url;
+use reqwest::{Method, Url};
 
 /// Appends `after` and `limit`.
 pub(super) fn page(mut url: Url, after: Option<&str>, limit: usize) -> Url {
@@ -115,5 +115,13 @@ impl Remote {
             None => self.path(&["stats"]),
         })
         .await
+    }
+
+    /// What a deletion of snapshots, all together, would free. This may take minutes.
+    ///
+    /// # Errors
+    /// `too_large`; `not_found` from registries of an older version.
+    pub async fn freed(&self, request: &api::FreedRequest) -> Result<api::Freed> {
+        self.proof(self.with_json(Method::POST, self.path(&["freed"]), request)?).await
     }
 }

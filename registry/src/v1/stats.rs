@@ -1,12 +1,14 @@
 //! Statistics: how much snapshots share, and what takes up room.
 
-use super::Answer;
+use super::{Answer, check_count};
 use crate::app::App;
-use crate::auth::{Access, Admin, AllRepositories, Pull};
+use crate::auth::{Access, Admin, AllRepositories, Pull, SomeRepositories};
 use crate::failures;
+use crate::http::json::JsonBody;
 use axum::Json;
 use axum::extract::State;
-use pfr_schema::{RepositoryName, api};
+use pfr_schema::{Digest, RepositoryName, api};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Statistics of all repositories of a domain
 #[utoipa::path(
@@ -41,4 +43,29 @@ pub(crate) async fn usage(Access { domain, .. }: Access<Admin, AllRepositories>,
 pub(crate) async fn of_repository(Access { to: repository, domain, .. }: Access<Pull>, State(app): State<App>) -> Answer<Json<api::Stats>> {
     let _permit = app.documents().await?;
     Ok(Json(domain.store.stats(Some(&repository)).await?))
+}
+
+/// What a deletion of snapshots would free
+///
+/// All together, with their tags and signatures: what only several of them hold is counted, too.
+/// Snapshots that are not there, or that the caller may not pull, are left out. Nothing is deleted.
+#[utoipa::path(
+    post, path = "/v1/freed", operation_id = "freed", tag = "read",
+    request_body(content = api::FreedRequest),
+    responses((status = 200, description = "Raw and stored bytes", body = api::Freed), failures::Counting),
+)]
+pub(crate) async fn freed(
+    Access { domain, caller, .. }: Access<Pull, SomeRepositories>,
+    State(app): State<App>,
+    JsonBody { value: request, .. }: JsonBody<api::FreedRequest>,
+) -> Answer<Json<api::Freed>> {
+    check_count(&app, request.repositories.iter().map(|of| of.snapshots.len()).sum())?;
+    let mut snapshots: BTreeMap<RepositoryName, BTreeSet<Digest>> = BTreeMap::new();
+    for of in request.repositories {
+        if caller.sees(&of.repository) {
+            snapshots.entry(of.repository).or_default().extend(of.snapshots);
+        }
+    }
+    let _permit = app.documents().await?;
+    Ok(Json(domain.store.freed_by(&snapshots).await?))
 }

@@ -220,6 +220,14 @@ macro_rules! metadata_transactions {
             /// them; `reached` is what counts as reached before.
             costs(repository: RepositoryName, after: i64, reached: Arc<ObjectSet>) -> CostsPage
                 = SNAPSHOT |tx| stats::costs(tx, repository, *after, reached);
+            /// The references that go when snapshots of a repository are deleted with their tags and
+            /// signatures: objects, and how many references to each. Also how many of the snapshots
+            /// there are.
+            deletion(repository: RepositoryName, snapshots: Vec<Digest>) -> (u64, Vec<(ObjectId, u64)>)
+                = SNAPSHOT |tx| stats::deletion(tx, repository, snapshots);
+            /// The objects that some nodes list, and those of further references: which of them
+            /// nothing else holds, and how often the others are held.
+            held(nodes: Vec<ObjectId>, further: Vec<(ObjectId, u64)>) -> Held = SNAPSHOT |tx| stats::held(tx, nodes, further);
             /// What one snapshot costs; its new bytes are all that it reaches.
             cost(repository: RepositoryName, snapshot: Digest) -> Costs = SNAPSHOT |tx| stats::cost(tx, repository, snapshot);
             /// Bytes of all packs that are not deleted yet.

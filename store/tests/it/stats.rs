@@ -2,6 +2,7 @@
 
 use crate::common::property;
 use crate::common::rig::{Backend, Rig};
+use pfr_schema::api::Freed;
 use pfr_schema::codec::Codec;
 use pfr_schema::container::Child;
 use pfr_schema::frame::Header;
@@ -9,7 +10,7 @@ use pfr_schema::run::Shape;
 use pfr_schema::{Digest, Kind, RepositoryName};
 use pfr_store::{Commit, Metadata, NewContainer, NewFrame, ObjectId, ObjectRow, PackSizes, PushId, SnapshotRow, Store, TagMove};
 use proptest::prelude::*;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::time::Duration;
 
 on_backends!([memory = Memory, sqlite = SqliteDisk, postgres = PostgresDisk]: statistics_are_what_a_count_over_all_rows_says);
@@ -145,19 +146,22 @@ fn reach(id: ObjectId, rows: &HashMap<ObjectId, ObjectRow>, seen: &mut HashSet<O
     below.fold((row.size, row.frame_len), |sum, add| (sum.0 + add.0, sum.1 + add.1))
 }
 
-/// Bytes that go when a snapshot and its tags go, by counting references down.
-fn freed(snapshot: &SnapshotRow, rows: &HashMap<ObjectId, ObjectRow>) -> u64 {
+/// Raw bytes, and frame bytes, that go when snapshots and their tags go, by counting references
+/// down.
+fn freed(snapshots: &[&SnapshotRow], rows: &HashMap<ObjectId, ObjectRow>) -> (u64, u64) {
     let mut left: HashMap<ObjectId, u64> = rows.iter().map(|(id, row)| (*id, row.refs)).collect();
-    let (mut bytes, mut next) = (0, vec![snapshot.object; 1 + snapshot.tags.len()]);
+    let (mut bytes, mut stored) = (0, 0);
+    let mut next: Vec<ObjectId> = snapshots.iter().flat_map(|snapshot| vec![snapshot.object; 1 + snapshot.tags.len()]).collect();
     while let Some(id) = next.pop() {
         let left = left.get_mut(&id).unwrap();
         *left -= 1;
         if *left == 0 {
             bytes += rows[&id].size;
+            stored += rows[&id].frame_len;
             next.extend(&rows[&id].children);
         }
     }
-    bytes
+    (bytes, stored)
 }
 
 async fn compare(store: &Store, metadata: &dyn Metadata, repository: Option<&RepositoryName>) {
@@ -173,7 +177,7 @@ async fn compare(store: &Store, metadata: &dyn Metadata, repository: Option<&Rep
     for ((name, row), found) in all.iter().zip(&found.snapshots) {
         let (new, new_stored) = reach(row.object, &rows, &mut seen);
         (unique, stored) = (unique + new, stored + new_stored);
-        let exclusive = freed(row, &rows);
+        let (exclusive, _) = freed(&[row], &rows);
         assert_eq!((name, row.digest, row.logical_bytes), (&found.repository, found.digest, found.logical));
         assert_eq!((found.new, found.exclusive), (new, exclusive), "new and exclusive bytes of {}", row.digest);
         assert_eq!(found.shared, row.logical_bytes - exclusive);
@@ -181,6 +185,22 @@ async fn compare(store: &Store, metadata: &dyn Metadata, repository: Option<&Rep
         assert_eq!((alone.exclusive, alone.shared, alone.new), (exclusive, found.shared, row.new_bytes), "{} alone", row.digest);
     }
     assert_eq!((found.unique, found.stored), (unique, stored));
+    if repository.is_some() {
+        return;
+    }
+    // Together, and with one that is not there: all, and others of these.
+    for (first, step) in [(0, 1), (0, 2), (1, 3)] {
+        let chosen: Vec<&(RepositoryName, SnapshotRow)> = all.iter().skip(first).step_by(step).collect();
+        let mut named: BTreeMap<RepositoryName, BTreeSet<Digest>> = BTreeMap::new();
+        named.entry(name(0)).or_default().insert(Digest::sha256(b"absent"));
+        for (of, row) in &chosen {
+            named.entry(of.clone()).or_default().insert(row.digest);
+        }
+        let chosen: Vec<&SnapshotRow> = chosen.into_iter().map(|(_, row)| row).collect();
+        let (bytes, stored_bytes) = freed(&chosen, &rows);
+        let expected = Freed { snapshots: chosen.len() as u64, bytes, stored_bytes };
+        assert_eq!(store.freed_by(&named).await.unwrap(), expected, "{named:?}");
+    }
 }
 
 async fn statistics_are_what_a_count_over_all_rows_says(on: Backend) {
