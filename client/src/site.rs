@@ -11,7 +11,7 @@ use pfr_schema::api::{
     Signature, SignatureManifest, SnapshotDetail, SnapshotSummary, SnapshotsOf, Stats, TagInfo, TagRequest, TagState, Usage, Verified,
 };
 use pfr_schema::{Digest, ErrorCode, RepositoryName, Selector, Tag};
-use pfr_store::{Budget, Page, Store};
+use pfr_store::{Budget, Page, StatsFilter, Store};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -153,6 +153,21 @@ impl Site {
         match self {
             Self::Store(store) => Ok(store.stats(repository).await?),
             Self::Registry(remote) => remote.stats(repository).await,
+        }
+    }
+
+    /// The same of some snapshots of a repository: one and those that descend from it, those of an
+    /// agent, or those that meet both.
+    pub async fn stats_of(&self, repository: &RepositoryName, below: Option<&Selector>, agent: Option<&str>) -> Result<Stats> {
+        match self {
+            Self::Store(store) => {
+                let below = match below {
+                    Some(selector) => Some(store.resolve(repository, selector).await?),
+                    None => None,
+                };
+                Ok(store.stats_of(repository, &StatsFilter { below, agent: agent.map(str::to_owned) }).await?)
+            }
+            Self::Registry(remote) => remote.stats_of(repository, below, agent).await,
         }
     }
 

@@ -13,6 +13,7 @@
 
 mod choose;
 
+pub(crate) use choose::with_descendants;
 pub use choose::{Criteria, KeepLast};
 
 use crate::Store;
@@ -188,7 +189,7 @@ impl Store {
     }
 
     /// All snapshots of a repository, newest first; none if there is no such repository any more.
-    async fn every_snapshot(&self, repository: &RepositoryName) -> Result<Vec<SnapshotSummary>> {
+    pub(crate) async fn every_snapshot(&self, repository: &RepositoryName) -> Result<Vec<SnapshotSummary>> {
         let (mut snapshots, mut after) = (Vec::new(), None);
         loop {
             let page = match self.snapshots(repository, after, PAGE).await {

@@ -117,6 +117,23 @@ impl Remote {
         .await
     }
 
+    /// The same of some snapshots of a repository: one and those that descend from it, those of an
+    /// agent, or those that meet both.
+    ///
+    /// # Errors
+    /// `repository_unknown`, `snapshot_unknown`, `tag_unknown`. A registry of an older version
+    /// answers with the statistics of the whole repository.
+    pub async fn stats_of(&self, repository: &RepositoryName, below: Option<&Selector>, agent: Option<&str>) -> Result<api::Stats> {
+        let mut url = self.repository_path(repository, &["stats"]);
+        if let Some(below) = below {
+            url.query_pairs_mut().append_pair("below", &below.to_string());
+        }
+        if let Some(agent) = agent {
+            url.query_pairs_mut().append_pair("agent", agent);
+        }
+        self.get(url).await
+    }
+
     /// What a deletion of snapshots, all together, would free. This may take minutes.
     ///
     /// # Errors

@@ -27,16 +27,33 @@ const SNAPSHOTS: u64 = 64;
 type Range = (ObjectId, ObjectId);
 
 /// The costs of the snapshots of a repository whose row ids are larger than `after`: some of them,
-/// the oldest first. `reached` is what counts as reached before.
-pub(super) async fn costs<T: Tx>(tx: &mut T, repository: &RepositoryName, after: i64, reached: &ObjectSet) -> Outcome<CostsPage> {
+/// the oldest first. `reached` is what counts as reached before. With `only`, those of them that it
+/// names.
+pub(super) async fn costs<T: Tx>(
+    tx: &mut T,
+    repository: &RepositoryName,
+    after: i64,
+    only: Option<&[Digest]>,
+    reached: &ObjectSet,
+) -> Outcome<CostsPage> {
     let id = visible(tx, repository).await?;
-    let find = "SELECT id FROM manifests WHERE repository = $1 AND id > $2 AND NOT is_image ORDER BY id LIMIT $3";
-    let mut manifests: Vec<i64> = tx.query(find, values![id, after, SNAPSHOTS]).await?;
+    let mut manifests: Vec<i64> = match only {
+        None => {
+            let find = "SELECT id FROM manifests WHERE repository = $1 AND id > $2 AND NOT is_image ORDER BY id LIMIT $3";
+            tx.query(find, values![id, after, SNAPSHOTS]).await?
+        }
+        Some(digests) => {
+            let find = "SELECT m.id FROM objects o /* CROSS */ JOIN manifests m ON m.repository = $1 AND m.id > $2 AND m.object = o.id
+                          AND NOT m.is_image WHERE o.digest = ANY($3)";
+            tx.query(find, values![id, after, digests]).await?
+        }
+    };
+    manifests.sort_unstable();
     let mut snapshots = snapshot_rows(tx, &manifests).await?;
     let roots: Vec<ObjectId> = snapshots.iter().map(|row| row.object).collect();
     let (group, taken) = Group::load(tx, reached, &roots).await?;
     let all = manifests.len();
-    let more = taken < all || all as u64 == SNAPSHOTS;
+    let more = taken < all || (only.is_none() && all as u64 == SNAPSHOTS);
     manifests.truncate(taken);
     snapshots.truncate(taken);
     let mut walk = Walk { group, fresh: ObjectSet::new() };
