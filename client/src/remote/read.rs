@@ -131,7 +131,8 @@ impl Remote {
         if let Some(agent) = agent {
             url.query_pairs_mut().append_pair("agent", agent);
         }
-        self.get(url).await
+        // The first question about agents may read many configurations.
+        self.proof(|| self.client.get(url.clone())).await
     }
 
     /// What a deletion of snapshots, all together, would free. This may take minutes.
