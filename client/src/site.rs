@@ -7,11 +7,12 @@ use crate::error::{Error, Result};
 use crate::pull::look_up;
 use crate::remote::{PageOf, Remote, all_pages};
 use pfr_schema::api::{
-    Diff, ForkRequest, Forked, Lineage, MatchRequest, MatchResponse, NewSignature, RepositoryInfo, SignRequest, Signature,
-    SignatureManifest, SnapshotDetail, SnapshotSummary, Stats, TagInfo, TagRequest, TagState, Usage, Verified,
+    Diff, ForkRequest, Forked, Freed, FreedRequest, Lineage, MatchRequest, MatchResponse, NewSignature, RepositoryInfo, SignRequest,
+    Signature, SignatureManifest, SnapshotDetail, SnapshotSummary, SnapshotsOf, Stats, TagInfo, TagRequest, TagState, Usage, Verified,
 };
 use pfr_schema::{Digest, ErrorCode, RepositoryName, Selector, Tag};
-use pfr_store::{Budget, Page, Store};
+use pfr_store::{Budget, Page, StatsFilter, Store};
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// Entries in one page of a list.
@@ -152,6 +153,39 @@ impl Site {
         match self {
             Self::Store(store) => Ok(store.stats(repository).await?),
             Self::Registry(remote) => remote.stats(repository).await,
+        }
+    }
+
+    /// The same of some snapshots of a repository: one and those that descend from it, those of an
+    /// agent, or those that meet both.
+    pub async fn stats_of(&self, repository: &RepositoryName, below: Option<&Selector>, agent: Option<&str>) -> Result<Stats> {
+        match self {
+            Self::Store(store) => {
+                let below = match below {
+                    Some(selector) => Some(store.resolve(repository, selector).await?),
+                    None => None,
+                };
+                Ok(store.stats_of(repository, &StatsFilter { below, agent: agent.map(str::to_owned) }).await?)
+            }
+            Self::Registry(remote) => remote.stats_of(repository, below, agent).await,
+        }
+    }
+
+    /// What a deletion of snapshots, all together, would free. None if the registry cannot say: its
+    /// version is older, or these are more snapshots than it takes in a request.
+    pub async fn freed_by(&self, snapshots: &BTreeMap<RepositoryName, BTreeSet<Digest>>) -> Result<Option<Freed>> {
+        match self {
+            Self::Store(store) => Ok(Some(store.freed_by(snapshots).await?)),
+            Self::Registry(remote) => {
+                let of = |(repository, snapshots): (&RepositoryName, &BTreeSet<Digest>)| SnapshotsOf {
+                    repository: repository.clone(),
+                    snapshots: snapshots.iter().copied().collect(),
+                };
+                match remote.freed(&FreedRequest { repositories: snapshots.iter().map(of).collect() }).await {
+                    Err(error) if matches!(error.code(), ErrorCode::NotFound | ErrorCode::TooLarge) => Ok(None),
+                    freed => freed.map(Some),
+                }
+            }
         }
     }
 

@@ -46,6 +46,8 @@ groups! {
     ]];
     /// Searches of the prefix index.
     Matching = [ANY, BODY, &[RepositoryUnknown, CorruptStore]];
+    /// Counts of what a deletion would free.
+    Counting = [ANY, BODY];
     /// Opening a session.
     Opening = [ANY, &[StorageFull]];
     /// Ending a session.

@@ -100,6 +100,7 @@ fn table() -> OpenApiRouter<App> {
         events::follow,
         stats::all,
         stats::of_repository,
+        stats::freed,
         stats::usage,
         gc::start,
         gc::list,

@@ -61,7 +61,7 @@ pub use error::{Error, Result};
 pub use frames::{BoxFrames, PackRange, Served, in_codecs};
 pub use gc::{GcOptions, GcPart};
 pub use ingest::Ingested;
-pub use inspect::{PrefixIndexTask, VerifyProgress};
+pub use inspect::{PrefixIndexTask, StatsFilter, VerifyProgress};
 pub use integrity::ScrubOptions;
 pub use live::LivePush;
 pub use metadata::*;

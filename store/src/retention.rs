@@ -13,6 +13,7 @@
 
 mod choose;
 
+pub(crate) use choose::with_descendants;
 pub use choose::{Criteria, KeepLast};
 
 use crate::Store;
@@ -21,9 +22,11 @@ use crate::error::{Error, Result};
 use crate::metadata::{Expiring, Expiry, Retention};
 use crate::room::Freeing;
 use crate::tasks::Budget;
-use pfr_schema::api::{DeletedSnapshot, KeepLastOf, RetentionPolicies, RetentionPolicy, RetentionReport, SnapshotSummary, snapshot_etag};
+use pfr_schema::api::{
+    DeletedSnapshot, Freed, KeepLastOf, RetentionPolicies, RetentionPolicy, RetentionReport, SnapshotSummary, snapshot_etag,
+};
 use pfr_schema::{Digest, RepositoryName, Selector};
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::time::Duration;
 
 /// Snapshots read at a time.
@@ -52,7 +55,7 @@ impl Store {
     /// [`Error::Unavailable`], [`Error::Full`]: what was deleted until then stays deleted.
     #[boxed]
     pub async fn retain(&self, dry_run: bool, budget: &Budget, report: &mut RetentionReport) -> Result<()> {
-        *report = RetentionReport { dry_run, ..RetentionReport::default() };
+        *report = RetentionReport { dry_run, freed: dry_run.then(Freed::default), ..RetentionReport::default() };
         let Retention { version, policies, now } = self.metadata.retention().await?;
         report.complete = true;
         if !policies.policies.iter().any(RetentionPolicy::deletes) {
@@ -63,6 +66,7 @@ impl Store {
             pinned.entry(row.repository).or_default().insert(row.snapshot.digest);
         }
         let plan = Plan { policies: &policies, version, now, pinned, budget };
+        let mut chosen: BTreeMap<RepositoryName, BTreeSet<Digest>> = BTreeMap::new();
         for repository in self.all_repositories().await? {
             if budget.is_used_up() {
                 report.complete = false;
@@ -73,13 +77,20 @@ impl Store {
                 if !dry_run {
                     self.flush_journal().await?;
                 }
-                done?;
+                let gone = done?;
+                if dry_run {
+                    chosen.insert(repository, gone.into_iter().collect());
+                }
             }
+        }
+        if dry_run {
+            report.freed = Some(self.freed_by(&chosen).await?);
         }
         Ok(())
     }
 
-    async fn retain_in(&self, repository: &RepositoryName, plan: &Plan<'_>, report: &mut RetentionReport) -> Result<()> {
+    /// Follows the policies in a repository. Returns the snapshots that are gone, or would be.
+    async fn retain_in(&self, repository: &RepositoryName, plan: &Plan<'_>, report: &mut RetentionReport) -> Result<HashSet<Digest>> {
         let snapshots = self.every_snapshot(repository).await?;
         let pinned = plan.pinned.get(repository);
         let listed: HashSet<Digest> = self.metadata.listed_snapshots(repository.clone()).await?.into_iter().collect();
@@ -127,7 +138,7 @@ impl Store {
             }
         }
         report.kept += (snapshots.len() - gone.len()) as u64;
-        Ok(())
+        Ok(gone)
     }
 
     async fn expire(
@@ -178,7 +189,7 @@ impl Store {
     }
 
     /// All snapshots of a repository, newest first; none if there is no such repository any more.
-    async fn every_snapshot(&self, repository: &RepositoryName) -> Result<Vec<SnapshotSummary>> {
+    pub(crate) async fn every_snapshot(&self, repository: &RepositoryName) -> Result<Vec<SnapshotSummary>> {
         let (mut snapshots, mut after) = (Vec::new(), None);
         loop {
             let page = match self.snapshots(repository, after, PAGE).await {

@@ -6,6 +6,7 @@ use crate::clock::Clock;
 use crate::encryption::WrappedKey;
 use crate::error::{Error, Result};
 use crate::frames::Outputs;
+use crate::inspect::agent_of;
 use crate::live::LivePush;
 use crate::metadata::{
     Ancestor, AuditEntry, Commit, Metadata, NameChange, Page, Pin, PushId, RepositoryInfo, SnapshotRow, TagMove, TagRow,
@@ -310,6 +311,7 @@ impl Store {
         let commit = Commit {
             manifest,
             marks: self.prefix_marks(&document, &config).await?,
+            agent: Some(agent_of(&config)),
             parents: config.parents,
             artifact_type: document.artifact_type,
             subject: document.subject.map(|s| s.digest),

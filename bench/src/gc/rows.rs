@@ -143,6 +143,7 @@ impl<'a> Rows<'a> {
             tag,
             pin: None,
             marks: vec![],
+            agent: None,
             audit: None,
             signed: None,
         };

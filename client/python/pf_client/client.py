@@ -117,11 +117,15 @@ class Client:
         """A snapshot and its ancestors, at most `limit` (10,000 at most)."""
         return parse(Lineage, self._of(repository, "GET", "snapshots", ref, "lineage", query={"limit": limit}))
 
-    def stats(self, repository: str | None = None) -> Stats:
-        """How much the snapshots of a repository, or of the whole domain, share."""
+    def stats(self, repository: str | None = None, *, below: str | None = None, agent: str | None = None) -> Stats:
+        """How much the snapshots of a repository, or of the whole domain, share. In a repository:
+        only `below` and what descends from it, only the snapshots of an agent, or those that meet
+        both."""
         if repository is None:
+            if below is not None or agent is not None:
+                raise ValueError("below and agent need a repository")
             return parse(Stats, self._transport.request("GET", ["stats"]))
-        return parse(Stats, self._of(repository, "GET", "stats"))
+        return parse(Stats, self._of(repository, "GET", "stats", query={"below": below, "agent": agent}))
 
     def match(self, repository: str, tokens: Sequence[int], fingerprint: str, *, salt: str = "", adapter: str | None = None) -> Match:
         """The snapshot with the longest prefix of these tokens that can be resumed by an engine

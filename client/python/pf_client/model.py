@@ -276,15 +276,26 @@ class DeletedSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class Freed:
+    """What deleting snapshots, all together, would free: raw bytes, and the same as stored."""
+
+    snapshots: int
+    bytes: int
+    stored_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Retention:
     """A run of retention. `snapshots` counts what was deleted, `deleted` lists the first 10,000,
-    `kept` counts what stays. Not `complete`: the next run goes on."""
+    `kept` counts what stays. Not `complete`: the next run goes on. `freed`: what a dry run would
+    free; older registries do not say it."""
 
     dry_run: bool
     snapshots: int
     kept: int
     complete: bool
     deleted: list[DeletedSnapshot] = _list(lambda found: parse(DeletedSnapshot, found))
+    freed: Freed | None = field(default=None, metadata={"read": lambda found: parse(Freed, found)})
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ SCHEMAS = {
     model.Event: "Event",
     model.EventCollection: "EventCollection",
     model.Forks: "Forked",
+    model.Freed: "Freed",
     model.Lineage: "Lineage",
     model.Match: "MatchResponse",
     model.Rejected: "MatchRejected",

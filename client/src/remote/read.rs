@@ -5,7 +5,7 @@ use super::Remote;
 use crate::error::Result;
 use bytes::Bytes;
 use pfr_schema::{Digest, RepositoryName, Selector, api};
-use reqwest::Url;
+use reqwest::{Method, Url};
 
 /// Appends `after` and `limit`.
 pub(super) fn page(mut url: Url, after: Option<&str>, limit: usize) -> Url {
@@ -115,5 +115,31 @@ impl Remote {
             None => self.path(&["stats"]),
         })
         .await
+    }
+
+    /// The same of some snapshots of a repository: one and those that descend from it, those of an
+    /// agent, or those that meet both.
+    ///
+    /// # Errors
+    /// `repository_unknown`, `snapshot_unknown`, `tag_unknown`. A registry of an older version
+    /// answers with the statistics of the whole repository.
+    pub async fn stats_of(&self, repository: &RepositoryName, below: Option<&Selector>, agent: Option<&str>) -> Result<api::Stats> {
+        let mut url = self.repository_path(repository, &["stats"]);
+        if let Some(below) = below {
+            url.query_pairs_mut().append_pair("below", &below.to_string());
+        }
+        if let Some(agent) = agent {
+            url.query_pairs_mut().append_pair("agent", agent);
+        }
+        // The first question about agents may read many configurations.
+        self.proof(|| self.client.get(url.clone())).await
+    }
+
+    /// What a deletion of snapshots, all together, would free. This may take minutes.
+    ///
+    /// # Errors
+    /// `too_large`; `not_found` from registries of an older version.
+    pub async fn freed(&self, request: &api::FreedRequest) -> Result<api::Freed> {
+        self.proof(self.with_json(Method::POST, self.path(&["freed"]), request)?).await
     }
 }

@@ -54,6 +54,17 @@ async fn rm_takes_several_names_and_patterns_or_deletes_nothing() {
     assert!(stdout.ends_with("nothing was changed\n") && !stdout.contains('`'), "{stdout}");
     let planned = json(dir.path(), &[&["rm", "--registry", url], &all[..]].concat());
     assert_eq!((planned["dry_run"].as_bool(), planned["tags"].as_array().unwrap().len()), (Some(true), 13), "{planned}");
+    let freed = |document: &Value| {
+        let of = |name: &str| document["freed"][name].as_u64().unwrap_or_else(|| panic!("{name}: {document}"));
+        (of("snapshots"), of("bytes"))
+    };
+    let exclusive = registry.store.snapshot_stats(&repository(), &two).await.unwrap().exclusive;
+    assert_eq!(freed(&planned), (1, exclusive), "tags free nothing");
+    assert!(stdout.contains("would then free"), "{stdout}");
+    // Together they free what each holds alone and what only they hold.
+    let both = json(dir.path(), &["rm", "--registry", url, &snapshot, &format!("team/agent@{one}"), "--dry-run"]);
+    let unique = registry.store.stats(Some(&repository())).await.unwrap().unique;
+    assert_eq!(freed(&both), (2, unique), "nothing else is in the registry");
     assert_eq!(tags(&registry.store, &repository()).await, before, "a dry run deletes nothing");
     assert!(registry.store.snapshot(&repository(), &two).await.is_ok());
     // Named twice, by name and by pattern.
@@ -118,6 +129,7 @@ async fn prune_deletes_what_meets_every_criterion_in_the_registry_or_locally() {
         let count = async |store: &Store| store.snapshots(&repository(), None, 10).await.unwrap().rows.len();
         let dry = prune(&["team/*", "--untagged", "--dry-run"]);
         assert_eq!((dry["deleted"].as_array().unwrap().len(), dry["kept"].as_u64(), dry["dry_run"].as_bool()), (2, Some(3), Some(true)));
+        assert!(dry["freed"]["snapshots"] == 2 && dry["freed"]["bytes"].as_u64() > Some(0), "{dry}");
         assert!(dry["deleted"][0]["pushed_at"].as_str().is_some_and(|at| at.ends_with('Z')), "{dry}");
         assert_eq!(count(here).await, 5);
         assert_eq!(prune(&["team/agent", "--older-than", "1h"])["deleted"], serde_json::json!([]));

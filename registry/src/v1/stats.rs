@@ -1,12 +1,18 @@
 //! Statistics: how much snapshots share, and what takes up room.
 
-use super::Answer;
+use super::{Answer, check_count};
 use crate::app::App;
-use crate::auth::{Access, Admin, AllRepositories, Pull};
+use crate::auth::{Access, Admin, AllRepositories, Pull, SomeRepositories};
 use crate::failures;
+use crate::http::json::JsonBody;
+use crate::http::query::Query;
+use crate::problem::ApiError;
 use axum::Json;
 use axum::extract::State;
-use pfr_schema::{RepositoryName, api};
+use pfr_schema::{Digest, RepositoryName, Selector, api};
+use pfr_store::StatsFilter;
+use serde::Deserialize;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Statistics of all repositories of a domain
 #[utoipa::path(
@@ -32,13 +38,69 @@ pub(crate) async fn usage(Access { domain, .. }: Access<Admin, AllRepositories>,
     Ok(Json(domain.collector.usage().await?))
 }
 
+/// Which snapshots statistics are about: those that meet every condition.
+#[derive(Debug, Deserialize, utoipa::IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct StatsQuery {
+    /// Only this snapshot and those that descend from it: `tag`, `tag~N` or a digest, which may be
+    /// cut short.
+    #[param(value_type = Option<String>)]
+    below: Option<Selector>,
+    /// Only snapshots whose configuration names this agent.
+    #[param(min_length = 1, max_length = 255)]
+    agent: Option<String>,
+}
+
 /// Statistics of a repository
+///
+/// With `below` or `agent` they are those of some of its snapshots, as if there were no others; but
+/// `exclusive` is what deleting a snapshot frees in any case.
 #[utoipa::path(
     get, path = "/v1/repositories/{repo}/stats", operation_id = "repository_stats", tag = "read",
-    params(("repo" = RepositoryName, Path, description = "Repository")),
+    params(("repo" = RepositoryName, Path, description = "Repository"), StatsQuery),
     responses((status = 200, description = "Logical, unique, stored bytes; what each snapshot costs", body = api::Stats), failures::Reading),
 )]
-pub(crate) async fn of_repository(Access { to: repository, domain, .. }: Access<Pull>, State(app): State<App>) -> Answer<Json<api::Stats>> {
+pub(crate) async fn of_repository(
+    Access { to: repository, domain, .. }: Access<Pull>,
+    State(app): State<App>,
+    Query(StatsQuery { below, agent }): Query<StatsQuery>,
+) -> Answer<Json<api::Stats>> {
+    if agent.as_ref().is_some_and(|agent| !(1..=255).contains(&agent.chars().count())) {
+        return Err(ApiError::invalid("the parameter `agent` of the address must have 1 to 255 characters"));
+    }
+    let below = match below {
+        Some(selector) => Some(domain.store.resolve(&repository, &selector).await?),
+        None => None,
+    };
     let _permit = app.documents().await?;
-    Ok(Json(domain.store.stats(Some(&repository)).await?))
+    Ok(Json(match (below, agent) {
+        (None, None) => domain.store.stats(Some(&repository)).await?,
+        (below, agent) => domain.store.stats_of(&repository, &StatsFilter { below, agent }).await?,
+    }))
+}
+
+/// What a deletion of snapshots would free
+///
+/// All together, with their tags and signatures: what only several of them hold is counted, too.
+/// Snapshots that are not there, or that the caller may not pull, are left out. Nothing is deleted.
+#[utoipa::path(
+    post, path = "/v1/freed", operation_id = "freed", tag = "read",
+    request_body(content = api::FreedRequest),
+    responses((status = 200, description = "Raw and stored bytes", body = api::Freed), failures::Counting),
+)]
+pub(crate) async fn freed(
+    Access { domain, caller, .. }: Access<Pull, SomeRepositories>,
+    State(app): State<App>,
+    JsonBody { value: request, .. }: JsonBody<api::FreedRequest>,
+) -> Answer<Json<api::Freed>> {
+    check_count(&app, request.repositories.iter().map(|of| of.snapshots.len()).sum())?;
+    let mut snapshots: BTreeMap<RepositoryName, BTreeSet<Digest>> = BTreeMap::new();
+    for of in request.repositories {
+        if caller.sees(&of.repository) {
+            snapshots.entry(of.repository).or_default().extend(of.snapshots);
+        }
+    }
+    let _permit = app.documents().await?;
+    Ok(Json(domain.store.freed_by(&snapshots).await?))
 }

@@ -90,6 +90,7 @@ const TABLE: &[(&str, &str, About)] = &[
     ("PUT /v2/{repo}/blobs/uploads/{id}", "push", Repository),
     ("PUT /v2/{repo}/manifests/{reference}", "push", Repository),
     ("POST /ui/{repo}/{ref}/verify", "pull", Repository),
+    ("POST /v1/freed", "pull", Visible),
     ("POST /v1/gc", "admin", Domain),
     ("POST /v1/repositories/{repo}/forks", "push", Repository),
     ("POST /v1/repositories/{repo}/frames", "pull", Repository),
@@ -181,6 +182,7 @@ impl World {
         let fork = self.fork.manifest;
         let by_digest = ("/v1/repositories/{repo}/snapshots/{ref}".to_owned(), format!("/v1/repositories/{REPO}/snapshots/{fork}"));
         let wanted = json!({"groups": [{"kind": Kind::Manifest, "digests": [fork]}]});
+        let of_base_alone = json!({"repositories": [{"repository": REPO, "snapshots": [self.base]}]});
         let question = json!({"tokens": [1, 2], "fingerprint": Digest::sha256(b"")});
         let mut calls = Vec::new();
         let reads = ["/docs", "/livez", "/metrics", "/openapi.json", "/readyz", "/v1/damaged", "/v1/domains", "/v1/gc", "/v1/repositories"];
@@ -205,6 +207,7 @@ impl World {
         let signed = json!({"signatures": [api::NewSignature::new(payload.to_text(), &[1; 64])]});
         let signing = json!({"policies": [{"name": "none", "repositories": "none/*", "keys": [PublicKey::new([1; 32])]}]});
         calls.extend([
+            Call::new(Method::POST, plain("/v1/freed"), Body::Json(of_base_alone)),
             Call::new(Method::POST, repo("/match"), Body::Json(question)),
             Call::new(Method::POST, of_tag("/verify"), Body::None),
             Call::new(Method::POST, of_page("/base/verify"), Body::None),

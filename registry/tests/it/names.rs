@@ -333,6 +333,7 @@ async fn a_change_whose_process_ended_before_the_journal_is_journaled_when_it_is
             tag: Some(TagMove { tag: tag("third"), expected: Some(TagState::Absent) }),
             pin: None,
             marks: vec![],
+            agent: None,
             audit: None,
             signed: None,
         };

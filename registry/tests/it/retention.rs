@@ -37,8 +37,10 @@ async fn policies_are_set_as_a_whole_and_a_run_does_what_the_dry_run_says() {
     assert_eq!(set_now, ok::<RetentionPolicies>(registry.get("/v1/retention").await).await);
     let dry = run(&registry, true).await;
     assert_eq!((dry.snapshots, dry.kept, dry.deleted[0].policy.as_deref(), snapshots(&registry).await), (1, 3, Some("last"), 4));
+    assert!(dry.freed.is_some_and(|freed| freed.snapshots == 1 && freed.bytes > 0), "{:?}", dry.freed);
     let done = run(&registry, false).await;
     assert_eq!((&done.deleted, done.dry_run, snapshots(&registry).await), (&dry.deleted, false, 3));
+    assert_eq!(done.freed, None, "only a dry run says it");
     until_metric(&registry, "pf_retention_deleted_snapshots_total 1").await;
     // Each deletion is in the audit log, as the run is.
     let log: api::AuditList = ok(registry.get("/v1/audit?order=oldest&limit=1000").await).await;

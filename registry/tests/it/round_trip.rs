@@ -68,6 +68,12 @@ async fn a_second_push_of_the_same_snapshot_sends_nothing_and_answers_200() {
     assert!(!ok::<api::Committed>(response).await.created);
 }
 
+/// What a deletion of snapshots would free.
+async fn freed(registry: &Registry, snapshots: &[Digest]) -> api::Freed {
+    let request = json!({"repositories": [{"repository": REPO, "snapshots": snapshots}]});
+    ok(registry.post("/v1/freed", &request).await).await
+}
+
 #[tokio::test]
 async fn snapshots_can_be_listed_walked_compared_proven_and_deleted() {
     let registry = Registry::start().await;
@@ -111,6 +117,27 @@ async fn snapshots_can_be_listed_walked_compared_proven_and_deleted() {
         assert!(stats.logical > stats.unique && stats.dedup_ratio > 1.0, "{path}: {stats:?}");
         assert_eq!(stats.repository.is_some(), path != "/v1/stats");
     }
+
+    for (query, expected) in [
+        ("below=latest", vec![second.manifest]),
+        ("below=latest~1", vec![first.manifest, second.manifest]),
+        ("agent=test", vec![first.manifest, second.manifest]),
+        ("below=latest&agent=test", vec![second.manifest]),
+        ("agent=tes", vec![]),
+    ] {
+        let stats: api::Stats = ok(registry.get(&format!("{base}/stats?{query}")).await).await;
+        assert_eq!(stats.snapshots.iter().map(|s| s.digest).collect::<Vec<_>>(), expected, "{query}");
+    }
+    refused(registry.get(&format!("{base}/stats?below=other")).await, ErrorCode::TagUnknown).await;
+    for wrong in ["below=a b", "agent=", "agents=test"] {
+        refused(registry.get(&format!("{base}/stats?{wrong}")).await, ErrorCode::InvalidRequest).await;
+    }
+
+    let one = freed(&registry, &[second.manifest]).await;
+    let both = freed(&registry, &[first.manifest, second.manifest, Digest::sha256(b"absent")]).await;
+    let stats: api::Stats = ok(registry.get(&format!("{base}/stats")).await).await;
+    assert_eq!((one.snapshots, one.bytes), (1, stats.snapshots[1].exclusive));
+    assert_eq!((both.snapshots, both.bytes, both.stored_bytes), (2, stats.unique, stats.stored), "nothing else holds them");
 
     refused(registry.delete(&format!("{base}/snapshots/latest")).await, ErrorCode::InvalidRequest).await;
     assert_eq!(registry.delete(&format!("{base}/snapshots/{}", second.manifest)).await.status(), StatusCode::NO_CONTENT);

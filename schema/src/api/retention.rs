@@ -86,6 +86,9 @@ api! {
         /// Whether it got to the end. It did not if the registry stops, or if the policies or tags
         /// were changed meanwhile: the next run goes on.
         pub complete: bool,
+        /// Of a dry run: what the deletions would free together.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub freed: Option<super::Freed>,
     }
 
     /// A snapshot that was deleted, with its tags.

@@ -53,6 +53,36 @@ api! {
         pub snapshots: Vec<SnapshotStats>,
     }
 
+    /// Snapshots of one repository.
+    #[serde(deny_unknown_fields)]
+    pub struct SnapshotsOf {
+        /// The repository.
+        pub repository: RepositoryName,
+        /// The snapshots. Naming one twice is naming it once.
+        #[cfg_attr(feature = "openapi", schema(max_items = 100_000))]
+        pub snapshots: Vec<Digest>,
+    }
+
+    /// Asks what a deletion of snapshots would free.
+    #[serde(deny_unknown_fields)]
+    pub struct FreedRequest {
+        /// The snapshots, by repository.
+        #[cfg_attr(feature = "openapi", schema(max_items = 100_000))]
+        pub repositories: Vec<SnapshotsOf>,
+    }
+
+    /// What a deletion of snapshots, all together, would free once garbage is collected. All in
+    /// bytes, each blob once.
+    #[derive(Copy, Eq, Default)]
+    pub struct Freed {
+        /// How many of the snapshots there are.
+        pub snapshots: u64,
+        /// Raw bytes of the blobs that nothing else holds.
+        pub bytes: u64,
+        /// Encoded bytes of the same, with frame headers.
+        pub stored_bytes: u64,
+    }
+
     /// What takes up room. The bytes of the rows add up to `disk_bytes`.
     #[derive(Default)]
     pub struct Usage {

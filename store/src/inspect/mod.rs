@@ -9,6 +9,8 @@ mod values;
 mod verify;
 
 pub use prefixes::PrefixIndexTask;
+pub use stats::StatsFilter;
+pub(crate) use stats::agent_of;
 pub use verify::VerifyProgress;
 
 use crate::Store;

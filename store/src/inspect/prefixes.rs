@@ -122,7 +122,7 @@ impl Store {
     }
 
     /// Manifest and configuration of a snapshot; none if the manifest is not that of a snapshot.
-    async fn prefix_documents(&self, digest: &Digest) -> Result<Option<(Manifest, SnapshotConfig)>> {
+    pub(super) async fn prefix_documents(&self, digest: &Digest) -> Result<Option<(Manifest, SnapshotConfig)>> {
         let manifest = self.manifest(digest).await?;
         if !manifest.is_snapshot() {
             return Ok(None);

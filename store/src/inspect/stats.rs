@@ -3,15 +3,41 @@
 use crate::Store;
 use crate::boxed;
 use crate::error::{Error, Result};
-use crate::metadata::{Costs, ObjectSet};
+use crate::metadata::{Costs, Held, ObjectId, ObjectSet};
+use crate::retention::with_descendants;
+use pfr_schema::snapshot::SnapshotConfig;
 use pfr_schema::{Digest, RepositoryName, api};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 /// Names listed in one metadata transaction.
 const PAGE: usize = 500;
 /// Snapshots listed in statistics, the last.
 const LISTED: usize = 10_000;
+/// Snapshots, or nodes, looked at in one metadata transaction while references are counted down.
+const STEP: usize = 64;
+/// Characters of an agent's id that is looked for. Longer ones count as none, and so do those with
+/// a NUL byte, which PostgreSQL does not keep.
+const AGENT: usize = 255;
+
+/// Which snapshots of a repository statistics are about: those that meet every condition.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StatsFilter {
+    /// This one and those that descend from it.
+    pub below: Option<Digest>,
+    /// Those of the agent with this id.
+    pub agent: Option<String>,
+}
+
+/// Whether snapshots are looked for by this id of an agent.
+fn is_kept(agent: &str) -> bool {
+    agent.chars().count() <= AGENT && !agent.contains('\0')
+}
+
+/// The agent that a configuration names; empty if it names none that is looked for.
+pub(crate) fn agent_of(config: &SnapshotConfig) -> String {
+    config.agent.clone().filter(|agent| is_kept(agent)).unwrap_or_default()
+}
 
 /// Sums over the snapshots so far.
 #[derive(Default)]
@@ -25,6 +51,37 @@ struct Sums {
     omitted: u64,
 }
 
+/// References that go, counted down until none is left.
+#[derive(Default)]
+struct CountDown {
+    freed: api::Freed,
+    /// Nodes without references, whose own ones are to be counted.
+    nodes: Vec<ObjectId>,
+    /// References that go, of objects that keep some so far.
+    gone: HashMap<ObjectId, u64>,
+}
+
+impl CountDown {
+    fn take(&mut self, held: Held) {
+        self.freed.bytes += held.bytes;
+        self.freed.stored_bytes += held.stored;
+        self.nodes.extend(held.nodes);
+        for object in held.shared {
+            let gone = self.gone.entry(object.id).or_default();
+            *gone += object.seen;
+            if *gone < object.refs {
+                continue;
+            }
+            self.gone.remove(&object.id);
+            self.freed.bytes += object.size;
+            self.freed.stored_bytes += object.frame_len;
+            if object.is_node {
+                self.nodes.push(object.id);
+            }
+        }
+    }
+}
+
 impl Store {
     /// How much snapshots share: of one repository, or of the whole store. Exact, as of each moment
     /// at which some of the snapshots are looked at. Reads the nodes that they reach, each once,
@@ -36,10 +93,10 @@ impl Store {
     pub async fn stats(&self, repository: Option<&RepositoryName>) -> Result<api::Stats> {
         let mut sums = Sums::default();
         match repository {
-            Some(name) => self.add_costs(name, &mut sums).await?,
+            Some(name) => self.add_costs(name, None, &mut sums).await?,
             None => {
                 for name in self.all_repositories().await? {
-                    match self.add_costs(&name, &mut sums).await {
+                    match self.add_costs(&name, None, &mut sums).await {
                         // Its last snapshot was deleted since it was listed.
                         Err(Error::RepositoryUnknown(_)) => {}
                         added => added?,
@@ -47,6 +104,69 @@ impl Store {
                 }
             }
         }
+        self.summed(repository, sums).await
+    }
+
+    /// The same of some snapshots of a repository, as if there were no others; but what deleting a
+    /// snapshot frees is said as it is. Keeps the summaries of all snapshots in memory. With an
+    /// agent, the first question reads the configurations of snapshots that an older version
+    /// committed, or that a rebuild brought back.
+    ///
+    /// # Errors
+    /// [`crate::Error::RepositoryUnknown`].
+    #[boxed]
+    pub async fn stats_of(&self, repository: &RepositoryName, filter: &StatsFilter) -> Result<api::Stats> {
+        let mut sums = Sums::default();
+        for some in self.chosen(repository, filter).await?.chunks(STEP) {
+            self.add_costs(repository, Some(some.to_vec()), &mut sums).await?;
+        }
+        self.summed(Some(repository), sums).await
+    }
+
+    /// The snapshots that meet a filter, the oldest first.
+    async fn chosen(&self, repository: &RepositoryName, filter: &StatsFilter) -> Result<Vec<Digest>> {
+        // Refuses a repository that there is not.
+        self.tags(repository, None, 1).await?;
+        let of_agent: Option<HashSet<Digest>> = match &filter.agent {
+            Some(agent) => Some(self.of_agent(repository, agent).await?.into_iter().collect()),
+            None => None,
+        };
+        let mut snapshots = self.every_snapshot(repository).await?;
+        snapshots.reverse();
+        let below = filter.below.map(|root| with_descendants(&snapshots, root));
+        let is_in = |set: &Option<HashSet<Digest>>, digest: &Digest| set.as_ref().is_none_or(|set| set.contains(digest));
+        let digests = snapshots.iter().map(|snapshot| snapshot.digest);
+        Ok(digests.filter(|digest| is_in(&of_agent, digest) && is_in(&below, digest)).collect())
+    }
+
+    /// The snapshots of an agent. Reads the configurations of those whose agent is not in the
+    /// tables yet; one that cannot be read is left out.
+    async fn of_agent(&self, repository: &RepositoryName, agent: &str) -> Result<Vec<Digest>> {
+        let mut after = 0;
+        loop {
+            let found = self.metadata.unread_agents(repository.clone(), after, STEP).await?;
+            let Some(last) = found.last() else { break };
+            after = last.0;
+            let mut agents = Vec::with_capacity(found.len());
+            for (id, digest) in found {
+                match self.prefix_documents(&digest).await {
+                    Ok(documents) => agents.push((id, documents.map(|(_, config)| agent_of(&config)).unwrap_or_default())),
+                    Err(Error::Format(_)) => agents.push((id, String::new())),
+                    // Deleted since it was listed.
+                    Err(Error::BlobUnknown { .. }) => {}
+                    Err(error @ Error::Unavailable { .. }) => return Err(error),
+                    Err(error) => tracing::warn!(%error, %digest, "reading the agent of a snapshot failed"),
+                }
+            }
+            self.metadata.note_agents(agents).await?;
+        }
+        match is_kept(agent) {
+            true => self.metadata.snapshots_of_agent(repository.clone(), agent.to_owned()).await,
+            false => Ok(Vec::new()),
+        }
+    }
+
+    async fn summed(&self, repository: Option<&RepositoryName>, sums: Sums) -> Result<api::Stats> {
         let Sums { logical, unique, stored, listed, omitted, .. } = sums;
         Ok(api::Stats {
             repository: repository.cloned(),
@@ -73,6 +193,35 @@ impl Store {
         Ok(listed(repository, Costs { new, ..costs }))
     }
 
+    /// What a deletion of snapshots, all together and with their tags and signatures, would free.
+    /// Those that are not there are left out. Exact, unless something is changed meanwhile. Reads
+    /// the nodes that would be freed, each once, and what they list. Memory is an entry for each
+    /// node that waits to be read, and for each object of which some references would go.
+    ///
+    /// # Errors
+    /// [`crate::Error::Unavailable`].
+    #[boxed]
+    pub async fn freed_by(&self, snapshots: &BTreeMap<RepositoryName, BTreeSet<Digest>>) -> Result<api::Freed> {
+        let mut count = CountDown::default();
+        let mut roots: Vec<(ObjectId, u64)> = Vec::new();
+        for (repository, digests) in snapshots {
+            let digests: Vec<Digest> = digests.iter().copied().collect();
+            for some in digests.chunks(STEP) {
+                let (found, references) = self.metadata.deletion(repository.clone(), some.to_vec()).await?;
+                count.freed.snapshots += found;
+                roots.extend(references);
+            }
+        }
+        for some in roots.chunks(STEP) {
+            count.take(self.metadata.held(Vec::new(), some.to_vec()).await?);
+        }
+        while !count.nodes.is_empty() {
+            let some = count.nodes.split_off(count.nodes.len().saturating_sub(STEP));
+            count.take(self.metadata.held(some, Vec::new()).await?);
+        }
+        Ok(count.freed)
+    }
+
     /// The oldest snapshots of a repository that name `parent` as a parent, at most `limit`.
     ///
     /// # Errors
@@ -83,10 +232,10 @@ impl Store {
         Ok(rows.into_iter().map(Into::into).collect())
     }
 
-    async fn add_costs(&self, name: &RepositoryName, sums: &mut Sums) -> Result<()> {
+    async fn add_costs(&self, name: &RepositoryName, only: Option<Vec<Digest>>, sums: &mut Sums) -> Result<()> {
         let mut after = Some(0);
         while let Some(from) = after {
-            let page = self.metadata.costs(name.clone(), from, Arc::clone(&sums.reached)).await?;
+            let page = self.metadata.costs(name.clone(), from, only.clone(), Arc::clone(&sums.reached)).await?;
             *Arc::make_mut(&mut sums.reached) |= page.reached;
             sums.stored += page.stored;
             for costs in page.costs {

@@ -70,7 +70,8 @@ async fn commit_now<T: Tx>(tx: &mut T, push: &PushId, commit: &Commit) -> Outcom
                 at: now,
                 new_bytes: new,
             };
-            let id = insert_snapshot(tx, repository, object, Kind::Manifest, &record, logical, Some(&commit.marks)).await?;
+            let configured = Configured { marks: &commit.marks, agent: commit.agent.as_deref() };
+            let id = insert_snapshot(tx, repository, object, Kind::Manifest, &record, logical, Some(configured)).await?;
             records.push(record);
             (id, logical, new)
         }
@@ -97,8 +98,16 @@ async fn commit_now<T: Tx>(tx: &mut T, push: &PushId, commit: &Commit) -> Outcom
     Ok(done)
 }
 
+/// What the configuration of a snapshot says, for the tables.
+#[derive(Clone, Copy)]
+pub(super) struct Configured<'a> {
+    marks: &'a [PrefixMark],
+    agent: Option<&'a str>,
+}
+
 /// Writes the rows of a snapshot, or of an image; `record` is its [`Record::Snapshot`]. Without
-/// `marks` a snapshot is not in the prefix index yet; an image never is.
+/// `configured` a snapshot is not in the prefix index yet, and its agent is not known; an image
+/// never is, and has none.
 pub(super) async fn insert_snapshot<T: Tx>(
     tx: &mut T,
     repository: i64,
@@ -106,22 +115,24 @@ pub(super) async fn insert_snapshot<T: Tx>(
     kind: Kind,
     record: &Record,
     logical_bytes: u64,
-    marks: Option<&[PrefixMark]>,
+    configured: Option<Configured<'_>>,
 ) -> Outcome<i64> {
     let Record::Snapshot { parents, artifact_type, subject, at, new_bytes, .. } = record else {
         return Err(Fail::internal("insert_snapshot was given a record that is not Record::Snapshot"));
     };
     let insert =
-        "INSERT INTO manifests (repository, object, artifact_type, subject, pushed_at, used_at, logical_bytes, new_bytes, prefixed, is_image)
-                  VALUES ($1, $2, $3, $4, $5, $5, $6, $7, $8, $9) RETURNING id";
+        "INSERT INTO manifests (repository, object, artifact_type, subject, pushed_at, used_at, logical_bytes, new_bytes, prefixed, is_image, agent)
+                  VALUES ($1, $2, $3, $4, $5, $5, $6, $7, $8, $9, $10) RETURNING id";
     let is_image = kind == Kind::Image;
-    let prefixed = marks.is_some() || is_image;
-    let row = values![repository, object, artifact_type.as_deref(), *subject, *at, logical_bytes, *new_bytes, prefixed, is_image];
+    let prefixed = configured.is_some() || is_image;
+    let marks = configured.map_or(&[] as &[PrefixMark], |configured| configured.marks);
+    let agent = configured.and_then(|configured| configured.agent);
+    let row = values![repository, object, artifact_type.as_deref(), *subject, *at, logical_bytes, *new_bytes, prefixed, is_image, agent];
     let id: i64 = tx.returning(insert, row).await?.pop().ok_or_else(|| Fail::internal("a manifest was inserted and has no row"))?;
     let insert = "INSERT INTO parents (manifest, position, digest)
                   SELECT $2, u.n - 1, u.digest FROM unnest($1::bytea[]) WITH ORDINALITY AS u(digest, n)";
     tx.execute_each(insert, vec![parents.iter().copied().collect()], values![id]).await?;
-    prefixes::insert(tx, repository, id, marks.unwrap_or_default()).await?;
+    prefixes::insert(tx, repository, id, marks).await?;
     objects::add_refs(tx, object, 1).await?;
     Ok(id)
 }

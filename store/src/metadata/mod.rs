@@ -15,6 +15,7 @@
 
 pub(crate) mod accept;
 mod access;
+mod agents;
 pub(crate) mod arguments;
 mod audit;
 mod audit_log;
@@ -217,9 +218,28 @@ macro_rules! metadata_transactions {
             repositories(after: Option<String>, limit: usize) -> Page<RepositoryInfo>
                 = READ |tx| lists::repositories(tx, after.as_deref(), *limit);
             /// What the snapshots of a repository cost that follow the manifest `after`, some of
-            /// them; `reached` is what counts as reached before.
-            costs(repository: RepositoryName, after: i64, reached: Arc<ObjectSet>) -> CostsPage
-                = SNAPSHOT |tx| stats::costs(tx, repository, *after, reached);
+            /// them; `reached` is what counts as reached before. With `only`, those of them that
+            /// are named there.
+            costs(repository: RepositoryName, after: i64, only: Option<Vec<Digest>>, reached: Arc<ObjectSet>) -> CostsPage
+                = SNAPSHOT |tx| stats::costs(tx, repository, *after, only.as_deref(), reached);
+            /// Snapshots of a repository whose agent is not in the tables, by the row ids of their
+            /// manifests.
+            unread_agents(repository: RepositoryName, after: i64, limit: usize) -> Vec<(i64, Digest)>
+                = READ |tx| agents::unread(tx, repository, *after, *limit);
+            /// Notes agents of snapshots that were not in the tables, by the row ids of their
+            /// manifests; empty if the configuration names none.
+            note_agents(agents: Vec<(i64, String)>) -> () = WRITE |tx| agents::note(tx, agents);
+            /// The snapshots of a repository that an agent's id is noted of, the oldest first.
+            snapshots_of_agent(repository: RepositoryName, agent: String) -> Vec<Digest>
+                = READ |tx| agents::snapshots(tx, repository, agent);
+            /// The references that go when snapshots of a repository are deleted with their tags
+            /// and signatures: objects, and how many references to each. Also how many of the
+            /// snapshots there are.
+            deletion(repository: RepositoryName, snapshots: Vec<Digest>) -> (u64, Vec<(ObjectId, u64)>)
+                = SNAPSHOT |tx| stats::deletion(tx, repository, snapshots);
+            /// The objects that some nodes list, and those of further references: which of them
+            /// nothing else holds, and how often the others are held.
+            held(nodes: Vec<ObjectId>, further: Vec<(ObjectId, u64)>) -> Held = SNAPSHOT |tx| stats::held(tx, nodes, further);
             /// What one snapshot costs; its new bytes are all that it reaches.
             cost(repository: RepositoryName, snapshot: Digest) -> Costs = SNAPSHOT |tx| stats::cost(tx, repository, snapshot);
             /// Bytes of all packs that are not deleted yet.

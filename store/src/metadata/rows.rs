@@ -144,6 +144,8 @@ pub struct Commit {
     pub pin: Option<Pin>,
     /// Its rows in the prefix index.
     pub marks: Vec<PrefixMark>,
+    /// The agent that its configuration names, empty if it names none; `None` if that is not known.
+    pub agent: Option<String>,
     /// What the audit log will say of it, if anything.
     pub audit: Option<AuditEntry>,
     /// What is known of its signatures.

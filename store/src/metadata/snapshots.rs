@@ -15,7 +15,7 @@ use pfr_schema::{Digest, RepositoryName, Tag};
 
 /// Manifests with signatures that go with their snapshot, in one transaction: many more than `pf`
 /// makes, which keeps all signatures of a snapshot in one.
-const SIGNATURES: usize = 1000;
+pub(super) const SIGNATURES: usize = 1000;
 
 /// Row id and object of a repository's manifest.
 pub(super) async fn manifest_row<T: Tx>(tx: &mut T, id: i64, repository: &RepositoryName, digest: &Digest) -> Outcome<(i64, ObjectId)> {

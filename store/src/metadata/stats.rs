@@ -5,6 +5,9 @@
 //! a snapshot can free only what the snapshot is the first to reach. So references are read for
 //! those objects alone, by ranges of row ids: of the pages of a chunk that would be freed, the
 //! database returns those that another node lists as well.
+//!
+//! What several snapshots hold together is counted down from their references, in steps: each asks
+//! about what some nodes list, and the caller has the sums.
 
 mod loaded;
 
@@ -12,10 +15,10 @@ use super::lists::{snapshot, snapshot_rows};
 use super::names::visible;
 use super::sql::{Column, Sql, values};
 use super::tx::{Outcome, Tx};
-use super::{Costs, CostsPage, ObjectId, ObjectSet, SnapshotRow};
+use super::{Costs, CostsPage, Held, ObjectId, ObjectSet, SharedObject, SnapshotRow, children, images, snapshots};
 use loaded::Group;
 use pfr_schema::{Digest, RepositoryName};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 /// Snapshots of one transaction, at most.
 const SNAPSHOTS: u64 = 64;
@@ -24,16 +27,33 @@ const SNAPSHOTS: u64 = 64;
 type Range = (ObjectId, ObjectId);
 
 /// The costs of the snapshots of a repository whose row ids are larger than `after`: some of them,
-/// the oldest first. `reached` is what counts as reached before.
-pub(super) async fn costs<T: Tx>(tx: &mut T, repository: &RepositoryName, after: i64, reached: &ObjectSet) -> Outcome<CostsPage> {
+/// the oldest first. `reached` is what counts as reached before. With `only`, those of them that it
+/// names.
+pub(super) async fn costs<T: Tx>(
+    tx: &mut T,
+    repository: &RepositoryName,
+    after: i64,
+    only: Option<&[Digest]>,
+    reached: &ObjectSet,
+) -> Outcome<CostsPage> {
     let id = visible(tx, repository).await?;
-    let find = "SELECT id FROM manifests WHERE repository = $1 AND id > $2 AND NOT is_image ORDER BY id LIMIT $3";
-    let mut manifests: Vec<i64> = tx.query(find, values![id, after, SNAPSHOTS]).await?;
+    let mut manifests: Vec<i64> = match only {
+        None => {
+            let find = "SELECT id FROM manifests WHERE repository = $1 AND id > $2 AND NOT is_image ORDER BY id LIMIT $3";
+            tx.query(find, values![id, after, SNAPSHOTS]).await?
+        }
+        Some(digests) => {
+            let find = "SELECT m.id FROM objects o /* CROSS */ JOIN manifests m ON m.repository = $1 AND m.id > $2 AND m.object = o.id
+                          AND NOT m.is_image WHERE o.digest = ANY($3)";
+            tx.query(find, values![id, after, digests]).await?
+        }
+    };
+    manifests.sort_unstable();
     let mut snapshots = snapshot_rows(tx, &manifests).await?;
     let roots: Vec<ObjectId> = snapshots.iter().map(|row| row.object).collect();
     let (group, taken) = Group::load(tx, reached, &roots).await?;
     let all = manifests.len();
-    let more = taken < all || all as u64 == SNAPSHOTS;
+    let more = taken < all || (only.is_none() && all as u64 == SNAPSHOTS);
     manifests.truncate(taken);
     snapshots.truncate(taken);
     let mut walk = Walk { group, fresh: ObjectSet::new() };
@@ -58,6 +78,63 @@ pub(super) async fn cost<T: Tx>(tx: &mut T, repository: &RepositoryName, digest:
     let freed = merged(walked.chunks.iter().flat_map(|chunk| chunk.own.iter().copied()).collect());
     let exclusive = walk.exclusive(&walked, &shared(tx, freed).await?);
     Ok(Costs { snapshot, new: walked.new, exclusive })
+}
+
+/// The references that a deletion of snapshots takes, as `snapshots::delete_snapshot` does: of
+/// their manifests and tags, and of those of their signatures. Also how many snapshots there are.
+pub(super) async fn deletion<T: Tx>(tx: &mut T, repository: &RepositoryName, digests: &[Digest]) -> Outcome<(u64, Vec<(ObjectId, u64)>)> {
+    let id: Option<i64> = tx.first("SELECT id FROM repositories WHERE name = $1", values![repository]).await?;
+    let Some(id) = id else { return Ok((0, Vec::new())) };
+    let find =
+        "SELECT m.id, o.digest FROM objects o /* CROSS */ JOIN manifests m ON m.repository = $1 AND m.object = o.id AND NOT m.is_image
+                WHERE o.digest = ANY($2)";
+    let found: Vec<(i64, Digest)> = tx.query(find, values![id, digests]).await?;
+    let mut manifests: BTreeSet<i64> = found.iter().map(|(manifest, _)| *manifest).collect();
+    for (_, digest) in &found {
+        let signatures = images::signatures_of(tx, id, digest, true, snapshots::SIGNATURES).await?;
+        manifests.extend(signatures.into_iter().map(|row| row.manifest));
+    }
+    let manifests: Vec<i64> = manifests.into_iter().collect();
+    let find = "SELECT m.object, 1 + (SELECT COUNT(*) FROM tags t WHERE t.manifest = m.id) FROM manifests m WHERE m.id = ANY($1)";
+    let references = tx.query(find, values![&manifests]).await?;
+    Ok((found.len() as u64, references))
+}
+
+/// What some nodes list, and the objects of `further` references.
+pub(super) async fn held<T: Tx>(tx: &mut T, nodes: &[ObjectId], further: &[(ObjectId, u64)]) -> Outcome<Held> {
+    const SINGLE: Sql = Sql::of_each(
+        "SELECT s.bytes, s.stored FROM unnest($1::bigint[], $2::bigint[]) AS u(first, last)
+         JOIN LATERAL (SELECT COALESCE(SUM(size), 0)::bigint AS bytes, COALESCE(SUM(frame_len), 0)::bigint AS stored
+                       FROM objects WHERE id BETWEEN u.first AND u.last AND refs <= 1) s ON true",
+        "SELECT COALESCE(SUM(size), 0), COALESCE(SUM(frame_len), 0) FROM objects WHERE id BETWEEN $1 AND $2 AND refs <= 1",
+    );
+    const SHARED: Sql = Sql::of_each(
+        "SELECT o.id, o.size, o.frame_len, o.refs FROM unnest($1::bigint[], $2::bigint[]) AS u(first, last)
+         JOIN LATERAL (SELECT id, size, frame_len, refs FROM objects WHERE id BETWEEN u.first AND u.last AND refs > 1) o ON true",
+        "SELECT id, size, frame_len, refs FROM objects WHERE id BETWEEN $1 AND $2 AND refs > 1",
+    );
+    let lists: Vec<(ObjectId, Vec<u8>)> =
+        tx.query("SELECT object, children FROM containers WHERE object = ANY($1)", values![nodes]).await?;
+    let mut seen: BTreeMap<ObjectId, u64> = BTreeMap::new();
+    for (id, references) in further {
+        *seen.entry(*id).or_default() += references;
+    }
+    for (_, packed) in lists {
+        for id in children::unpack(&packed)? {
+            *seen.entry(id).or_default() += 1;
+        }
+    }
+    let ranges = ranges(seen.keys().copied());
+    let sums: Vec<(u64, u64)> = tx.rows(SINGLE, columns(&ranges), &[], false).await?;
+    let rows: Vec<(ObjectId, u64, u64, u64)> = tx.rows(SHARED, columns(&ranges), &[], false).await?;
+    let mut nodes: HashSet<ObjectId> = nodes_in(tx, &ranges).await?.into_iter().collect();
+    let shared = rows.into_iter().map(|(id, size, frame_len, refs)| {
+        let seen = seen.get(&id).copied().unwrap_or_default();
+        SharedObject { id, size, frame_len, refs, seen, is_node: nodes.remove(&id) }
+    });
+    let shared: Vec<SharedObject> = shared.collect();
+    let (bytes, stored) = sums.into_iter().fold((0_u64, 0_u64), |sum, add| (sum.0 + add.0, sum.1 + add.1));
+    Ok(Held { bytes, stored, nodes: nodes.into_iter().collect(), shared })
 }
 
 /// Snapshots in their order, over what was loaded of them.
@@ -174,6 +251,16 @@ async fn shared<T: Tx>(tx: &mut T, ranges: Vec<Range>) -> Outcome<HashMap<Object
     );
     let rows: Vec<(ObjectId, u64)> = tx.rows(FIND, columns(&ranges), &[], false).await?;
     Ok(rows.into_iter().collect())
+}
+
+/// The nodes in these ranges.
+async fn nodes_in<T: Tx>(tx: &mut T, ranges: &[Range]) -> Outcome<Vec<ObjectId>> {
+    const FIND: Sql = Sql::of_each(
+        "SELECT c.object FROM unnest($1::bigint[], $2::bigint[]) AS u(first, last)
+         JOIN LATERAL (SELECT object FROM containers WHERE object BETWEEN u.first AND u.last) c ON true",
+        "SELECT object FROM containers WHERE object BETWEEN $1 AND $2",
+    );
+    tx.rows(FIND, columns(ranges), &[], false).await
 }
 
 /// Frame bytes of the objects in these ranges.

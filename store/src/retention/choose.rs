@@ -85,6 +85,13 @@ impl Criteria {
     }
 }
 
+/// A snapshot and those that descend from it, of all snapshots of a repository. It need not be one
+/// of them.
+pub(crate) fn with_descendants(snapshots: &[SnapshotSummary], root: Digest) -> HashSet<Digest> {
+    let below = Lineage::of(snapshots).below(root);
+    below.into_iter().map(|at| snapshots[at].digest).chain([root]).collect()
+}
+
 /// How the snapshots of a list descend from each other. They are named by their positions in it.
 struct Lineage<'a> {
     snapshots: &'a [SnapshotSummary],

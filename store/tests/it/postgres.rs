@@ -72,7 +72,18 @@ async fn upload(metadata: &dyn Metadata, frames: &[NewFrame], lease: Duration) -
 
 fn commit_of(manifest: Digest, tag: Option<Tag>) -> Commit {
     let tag = tag.map(|tag| TagMove { tag, expected: None });
-    Commit { manifest, parents: vec![], artifact_type: None, subject: None, tag, pin: None, marks: vec![], audit: None, signed: None }
+    Commit {
+        manifest,
+        parents: vec![],
+        artifact_type: None,
+        subject: None,
+        tag,
+        pin: None,
+        marks: vec![],
+        agent: None,
+        audit: None,
+        signed: None,
+    }
 }
 
 /// Uploads and commits; returns how many blobs were new.

@@ -12,6 +12,7 @@ use pfr_store::{
     AuditEntry, AuditFilter, AuditRecord, Error, Metadata, NameChange, Options, PrivateKey, QuotaLimits, Store, TagMove, signer,
 };
 use serde_json::{Value, json};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 on_backends!([sqlite = SqliteDisk, postgres = PostgresDisk]:
@@ -107,6 +108,9 @@ async fn signatures_are_one_manifest_that_goes_with_its_snapshot(backend: Backen
     assert_eq!(rig.store.tags(&repository(), None, 100).await.unwrap().rows.len(), 2, "tags of signatures are no tags of snapshots");
     rig.collect().await;
     assert!(is_signed_by(&rig.store, &digest, &keys[0]).await, "a collection leaves them");
+    let used = async || rig.metadata.quota().await.unwrap().unwrap().used_bytes;
+    let both = BTreeMap::from([(repository(), BTreeSet::from([digest, left.manifest.digest]))]);
+    let (before, freed) = (used().await, rig.store.freed_by(&both).await.unwrap());
 
     rig.store.delete_snapshot(&repository(), &digest).await.unwrap();
     assert_eq!((manifests(&rig.store).await, rig.metadata.quota().await.unwrap().unwrap().used_snapshots), (1, 2));
@@ -114,6 +118,7 @@ async fn signatures_are_one_manifest_that_goes_with_its_snapshot(backend: Backen
     assert!(is_signed_by(&rig.store, &left.manifest.digest, &keys[0]).await);
     rig.store.delete_snapshot(&repository(), &left.manifest.digest).await.unwrap();
     rig.collect().await;
+    assert_eq!((freed.snapshots, freed.stored_bytes), (2, before - used().await), "what they free was said before, signatures included");
     let audit = rig.metadata.audit(false).await.unwrap();
     assert_eq!(audit.wrong, 0, "{:#?}", audit.discrepancies);
     let found = rig.metadata.find(vec![digest, left.manifest.digest]).await.unwrap();

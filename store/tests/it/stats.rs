@@ -1,18 +1,26 @@
 //! Statistics are exact: compared with a count over every row, on random fork trees.
 
-use crate::common::property;
 use crate::common::rig::{Backend, Rig};
+use crate::common::{pieces, property};
+use pfr_schema::api::Freed;
 use pfr_schema::codec::Codec;
 use pfr_schema::container::Child;
 use pfr_schema::frame::Header;
 use pfr_schema::run::Shape;
-use pfr_schema::{Digest, Kind, RepositoryName};
-use pfr_store::{Commit, Metadata, NewContainer, NewFrame, ObjectId, ObjectRow, PackSizes, PushId, SnapshotRow, Store, TagMove};
+use pfr_schema::snapshot::SnapshotConfig;
+use pfr_schema::{Digest, ErrorCode, Kind, RepositoryName};
+use pfr_store::{
+    Commit, Metadata, NewContainer, NewFrame, ObjectId, ObjectRow, PackSizes, PushId, SnapshotRow, StatsFilter, Store, TagMove,
+};
+use pfr_testkit::snapshot;
 use proptest::prelude::*;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::time::Duration;
 
-on_backends!([memory = Memory, sqlite = SqliteDisk, postgres = PostgresDisk]: statistics_are_what_a_count_over_all_rows_says);
+on_backends!([memory = Memory, sqlite = SqliteDisk, postgres = PostgresDisk]:
+    statistics_are_what_a_count_over_all_rows_says,
+    statistics_of_a_fork_tree_and_of_an_agent_count_their_snapshots_alone,
+);
 
 const LEASE: Duration = Duration::from_secs(60);
 /// Bytes of a page, and of a page chunk: so a chunk may be a page of another one.
@@ -107,8 +115,18 @@ async fn push(metadata: &dyn Metadata, repository: RepositoryName, made: Made, m
     let sizes = PackSizes { bytes: bytes + 100, frame_bytes: bytes };
     metadata.finish_pack(push.clone(), pack, sizes, made.frames, LEASE).await.unwrap();
     let tag = tag.map(|tag| TagMove { tag: format!("t{tag}").parse().unwrap(), expected: None });
-    let commit =
-        Commit { manifest, parents: vec![], artifact_type: None, subject: None, tag, pin: None, marks: vec![], audit: None, signed: None };
+    let commit = Commit {
+        manifest,
+        parents: vec![],
+        artifact_type: None,
+        subject: None,
+        tag,
+        pin: None,
+        marks: vec![],
+        agent: None,
+        audit: None,
+        signed: None,
+    };
     metadata.commit(push, commit).await.unwrap();
 }
 
@@ -145,19 +163,22 @@ fn reach(id: ObjectId, rows: &HashMap<ObjectId, ObjectRow>, seen: &mut HashSet<O
     below.fold((row.size, row.frame_len), |sum, add| (sum.0 + add.0, sum.1 + add.1))
 }
 
-/// Bytes that go when a snapshot and its tags go, by counting references down.
-fn freed(snapshot: &SnapshotRow, rows: &HashMap<ObjectId, ObjectRow>) -> u64 {
+/// Raw bytes, and frame bytes, that go when snapshots and their tags go, by counting references
+/// down.
+fn freed(snapshots: &[&SnapshotRow], rows: &HashMap<ObjectId, ObjectRow>) -> (u64, u64) {
     let mut left: HashMap<ObjectId, u64> = rows.iter().map(|(id, row)| (*id, row.refs)).collect();
-    let (mut bytes, mut next) = (0, vec![snapshot.object; 1 + snapshot.tags.len()]);
+    let (mut bytes, mut stored) = (0, 0);
+    let mut next: Vec<ObjectId> = snapshots.iter().flat_map(|snapshot| vec![snapshot.object; 1 + snapshot.tags.len()]).collect();
     while let Some(id) = next.pop() {
         let left = left.get_mut(&id).unwrap();
         *left -= 1;
         if *left == 0 {
             bytes += rows[&id].size;
+            stored += rows[&id].frame_len;
             next.extend(&rows[&id].children);
         }
     }
-    bytes
+    (bytes, stored)
 }
 
 async fn compare(store: &Store, metadata: &dyn Metadata, repository: Option<&RepositoryName>) {
@@ -173,7 +194,7 @@ async fn compare(store: &Store, metadata: &dyn Metadata, repository: Option<&Rep
     for ((name, row), found) in all.iter().zip(&found.snapshots) {
         let (new, new_stored) = reach(row.object, &rows, &mut seen);
         (unique, stored) = (unique + new, stored + new_stored);
-        let exclusive = freed(row, &rows);
+        let (exclusive, _) = freed(&[row], &rows);
         assert_eq!((name, row.digest, row.logical_bytes), (&found.repository, found.digest, found.logical));
         assert_eq!((found.new, found.exclusive), (new, exclusive), "new and exclusive bytes of {}", row.digest);
         assert_eq!(found.shared, row.logical_bytes - exclusive);
@@ -181,6 +202,22 @@ async fn compare(store: &Store, metadata: &dyn Metadata, repository: Option<&Rep
         assert_eq!((alone.exclusive, alone.shared, alone.new), (exclusive, found.shared, row.new_bytes), "{} alone", row.digest);
     }
     assert_eq!((found.unique, found.stored), (unique, stored));
+    if repository.is_some() {
+        return;
+    }
+    // Together, and with one that is not there: all, and others of these.
+    for (first, step) in [(0, 1), (0, 2), (1, 3)] {
+        let chosen: Vec<&(RepositoryName, SnapshotRow)> = all.iter().skip(first).step_by(step).collect();
+        let mut named: BTreeMap<RepositoryName, BTreeSet<Digest>> = BTreeMap::new();
+        named.entry(name(0)).or_default().insert(Digest::sha256(b"absent"));
+        for (of, row) in &chosen {
+            named.entry(of.clone()).or_default().insert(row.digest);
+        }
+        let chosen: Vec<&SnapshotRow> = chosen.into_iter().map(|(_, row)| row).collect();
+        let (bytes, stored_bytes) = freed(&chosen, &rows);
+        let expected = Freed { snapshots: chosen.len() as u64, bytes, stored_bytes };
+        assert_eq!(store.freed_by(&named).await.unwrap(), expected, "{named:?}");
+    }
 }
 
 async fn statistics_are_what_a_count_over_all_rows_says(on: Backend) {
@@ -211,4 +248,70 @@ async fn statistics_are_what_a_count_over_all_rows_says(on: Backend) {
         }
     })
     .await;
+}
+
+/// Pushes a snapshot whose configuration names an agent.
+async fn pushed(store: &Store, numbers: &[u64], agent: Option<&str>, parents: Vec<Digest>) -> Digest {
+    let config = SnapshotConfig { agent: agent.map(str::to_owned), parents, ..SnapshotConfig::default() };
+    let made = snapshot::Shape::TINY.snapshot(numbers).config(config).build();
+    let session = store.open_push(&name(0)).await.unwrap();
+    store.ingest(&session.id, pieces(&made.stream(), 777)).await.unwrap();
+    store.commit(&session.id, made.digest(), None, None).await.unwrap();
+    made.digest()
+}
+
+async fn statistics_of_a_fork_tree_and_of_an_agent_count_their_snapshots_alone(on: Backend) {
+    let rig = Rig::new(on).await;
+    let (store, metadata) = (&rig.store, &*rig.metadata);
+    let root = pushed(store, &[1, 2, 3], Some("a"), vec![]).await;
+    let left = pushed(store, &[1, 2, 4], Some("a"), vec![root]).await;
+    let right = pushed(store, &[1, 5], Some("b"), vec![root]).await;
+    let beside = pushed(store, &[1, 6], None, vec![]).await;
+    let end = pushed(store, &[1, 2, 4, 7], Some("b"), vec![left]).await;
+    let (all, whole) = (snapshots(metadata, &[name(0)]).await, store.stats(Some(&name(0))).await.unwrap());
+    let cases = [
+        (Some(root), None, vec![root, left, right, end]),
+        (Some(left), None, vec![left, end]),
+        (Some(beside), None, vec![beside]),
+        (None, Some("a"), vec![root, left]),
+        (None, Some("b"), vec![right, end]),
+        (None, Some("nobody\0"), vec![]),
+        (Some(left), Some("b"), vec![end]),
+        (Some(beside), Some("a"), vec![]),
+    ];
+    for (below, agent, expected) in cases {
+        let filter = StatsFilter { below, agent: agent.map(str::to_owned) };
+        let found = store.stats_of(&name(0), &filter).await.unwrap();
+        assert_eq!(found.snapshots.iter().map(|one| one.digest).collect::<Vec<_>>(), expected, "{filter:?}");
+        let chosen: Vec<_> = all.iter().filter(|(_, row)| expected.contains(&row.digest)).cloned().collect();
+        let rows = rows(metadata, &chosen).await;
+        let mut seen = HashSet::new();
+        let reached: Vec<(u64, u64)> = chosen.iter().map(|(_, row)| reach(row.object, &rows, &mut seen)).collect();
+        assert_eq!(found.snapshots.iter().map(|one| one.new).collect::<Vec<_>>(), reached.iter().map(|one| one.0).collect::<Vec<_>>());
+        assert_eq!(
+            (found.unique, found.stored),
+            (reached.iter().map(|one| one.0).sum::<u64>(), reached.iter().map(|one| one.1).sum::<u64>())
+        );
+        for one in &found.snapshots {
+            let alone = whole.snapshots.iter().find(|other| other.digest == one.digest).unwrap();
+            assert_eq!((one.exclusive, one.logical), (alone.exclusive, alone.logical), "{filter:?}: {}", one.digest);
+        }
+    }
+    let unknown: RepositoryName = "team/nobody".parse().unwrap();
+    for agent in [None, Some("a".to_owned())] {
+        let filter = StatsFilter { below: None, agent };
+        let found = store.stats_of(&unknown, &filter).await;
+        assert_eq!(found.unwrap_err().code(), ErrorCode::RepositoryUnknown, "{filter:?}");
+    }
+
+    // A rebuild knows no agents: the first question reads them.
+    let new = rig.over_memory(rig.fork().await).await;
+    new.store.rebuild(&mut |_| ()).await.unwrap();
+    let filter = StatsFilter { below: None, agent: Some("b".into()) };
+    assert_eq!(new.metadata.unread_agents(name(0), 0, 10).await.unwrap().len(), 5);
+    for _ in 0..2 {
+        let found: HashSet<Digest> = new.store.stats_of(&name(0), &filter).await.unwrap().snapshots.iter().map(|one| one.digest).collect();
+        assert_eq!(found, HashSet::from([right, end]));
+        assert!(new.metadata.unread_agents(name(0), 0, 10).await.unwrap().is_empty(), "they are read once");
+    }
 }

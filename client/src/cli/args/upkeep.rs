@@ -5,7 +5,7 @@ use crate::cli::completion::{references, repositories};
 use pfr_client::Age;
 use pfr_client::ByteSize;
 use pfr_schema::api::{EventId, EventKind};
-use pfr_schema::{Pattern, Reference};
+use pfr_schema::{Pattern, Reference, Selector};
 use std::path::PathBuf;
 
 pub const STATS_EXAMPLES: &str = "\
@@ -17,6 +17,7 @@ Columns:
 
 Examples:
   pf stats team/agent
+  pf stats team/agent --below step-1
   pf stats team/agent --json | jq .dedup_ratio";
 
 /// Arguments of `stats`.
@@ -25,6 +26,13 @@ pub struct Stats {
     /// Only this repository
     #[arg(value_name = "REPOSITORY", add = repositories())]
     pub repository: Option<Reference>,
+    /// Only this snapshot of the repository (a tag, `tag~N` or a digest) and those that descend
+    /// from it
+    #[arg(long, value_name = "SNAPSHOT", requires = "repository")]
+    pub below: Option<Selector>,
+    /// Only snapshots whose configuration names this agent
+    #[arg(long, value_name = "ID", requires = "repository")]
+    pub agent: Option<String>,
     #[command(flatten)]
     pub at: Where,
 }

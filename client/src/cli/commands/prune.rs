@@ -9,11 +9,11 @@ use crate::cli::output::paint::Style;
 use crate::cli::output::table::{Column, Table};
 use crate::cli::suggest::Suggestion;
 use pfr_client::Site;
-use pfr_schema::api::{DeletedSnapshot, SnapshotSummary};
+use pfr_schema::api::{DeletedSnapshot, Freed, SnapshotSummary};
 use pfr_schema::{Digest, ErrorCode, RepositoryName};
 use pfr_store::{Criteria, KeepLast};
 use serde::Serialize;
-use std::collections::HashSet;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 /// The result of `pf prune`, as JSON.
 #[derive(Serialize)]
@@ -25,6 +25,9 @@ struct Report {
     kept: u64,
     /// Of these, snapshots that meet the criteria and are pinned.
     pinned: u64,
+    /// Of a dry run: what the deletions would free together.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    freed: Option<Freed>,
 }
 
 pub async fn run(context: &mut Context, args: Prune) -> Result<(), Failure> {
@@ -32,7 +35,7 @@ pub async fn run(context: &mut Context, args: Prune) -> Result<(), Failure> {
     let repositories = repositories(context, &site, &args).await?;
     let now = now_ms();
     let (pinned, criteria) = (pinned(&site).await?, criteria(&args));
-    let mut report = Report { dry_run: args.dry_run, deleted: Vec::new(), kept: 0, pinned: 0 };
+    let mut report = Report { dry_run: args.dry_run, deleted: Vec::new(), kept: 0, pinned: 0, freed: None };
     let mut result = Ok(());
     for repository in repositories {
         let snapshots = site.snapshots(&repository).await?;
@@ -70,12 +73,33 @@ pub async fn run(context: &mut Context, args: Prune) -> Result<(), Failure> {
             break;
         }
     }
+    if args.dry_run {
+        report.freed = freed(&site, report.deleted.iter().map(|deleted| (&deleted.repository, &deleted.digest))).await?;
+    }
     if context.json {
         context.out.json(&report)?
     } else {
         print(context, &report, now)?
     }
     result
+}
+
+/// What a deletion of snapshots, all together, would free; none if the registry cannot say.
+pub(super) async fn freed<'a>(
+    site: &Site,
+    snapshots: impl Iterator<Item = (&'a RepositoryName, &'a Digest)>,
+) -> Result<Option<Freed>, Failure> {
+    let mut chosen: BTreeMap<RepositoryName, BTreeSet<Digest>> = BTreeMap::new();
+    for (repository, digest) in snapshots {
+        chosen.entry(repository.clone()).or_default().insert(*digest);
+    }
+    Ok(site.freed_by(&chosen).await?)
+}
+
+/// The same in words, if there is a snapshot to delete.
+pub(super) fn would_free(freed: Option<Freed>) -> Option<String> {
+    let freed = freed.filter(|freed| freed.snapshots > 0)?;
+    Some(format!("garbage collection would then free {}, {} as stored", bytes(freed.bytes), bytes(freed.stored_bytes)))
 }
 
 /// The repositories that the patterns match. A pattern without a match is an error: it is probably
@@ -152,8 +176,9 @@ fn print(context: &mut Context, report: &Report, now: u64) -> Result<(), Failure
         }
     };
     let gc = context.suggest(&Suggestion::new("gc").here());
+    let freed = would_free(report.freed).map(|words| format!("; {words}")).unwrap_or_default();
     let words = match (report.dry_run, report.deleted.is_empty()) {
-        (true, _) => format!("nothing was changed: {deleted} would be deleted, {kept}"),
+        (true, _) => format!("nothing was changed: {deleted} would be deleted, {kept}{freed}"),
         (false, true) => format!("no snapshot is to be deleted, {kept}"),
         (false, false) => format!("{deleted} deleted, {kept}; garbage collection ({gc}) frees what is no longer referred to"),
     };

@@ -1,14 +1,14 @@
 //! `pf rm`: deletes tags, or snapshots with their tags. Everything named is looked up before
 //! anything is deleted.
 
-use super::tags;
+use super::{prune, tags};
 use crate::cli::args::{Rm, Target};
 use crate::cli::context::Context;
 use crate::cli::failure::Failure;
 use crate::cli::output::human::{count, natural};
 use crate::cli::suggest::{Advice, Suggestion};
 use pfr_client::Site;
-use pfr_schema::api::SnapshotSummary;
+use pfr_schema::api::{Freed, SnapshotSummary};
 use pfr_schema::{Digest, ErrorCode, Reference, RepositoryName, Selector, Tag};
 use serde::Serialize;
 use std::collections::{BTreeMap, HashSet};
@@ -22,6 +22,9 @@ struct Removed {
     snapshots: Vec<RemovedSnapshot>,
     /// Snapshots that lost a tag and are still there.
     remaining: Vec<Remaining>,
+    /// Of a dry run: what the deletions would free together. Tags free nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    freed: Option<Freed>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
@@ -71,7 +74,7 @@ pub async fn run(context: &mut Context, args: Rm) -> Result<(), Failure> {
         });
         plan.add(target).await?;
     }
-    let mut removed = Removed { dry_run: args.dry_run, ..Removed::default() };
+    let mut removed = Removed { dry_run: args.dry_run, freed: args.dry_run.then(Freed::default), ..Removed::default() };
     let mut result = Ok(());
     for plan in plans.values_mut() {
         plan.drop_repeated();
@@ -189,6 +192,18 @@ async fn carry_out(context: &mut Context, plan: &Plan, removed: &mut Removed) ->
             };
             format!("{deleted} snapshot {} of {}{with}", snapshot.digest.short(), snapshot.repository)
         })?;
+    }
+    if !plan.snapshots.is_empty() && dry_run {
+        let freed = prune::freed(&plan.site, plan.snapshots.iter().map(|snapshot| (&snapshot.repository, &snapshot.digest))).await?;
+        // Registries hold nothing together.
+        removed.freed = removed.freed.zip(freed).map(|(sum, add)| Freed {
+            snapshots: sum.snapshots + add.snapshots,
+            bytes: sum.bytes + add.bytes,
+            stored_bytes: sum.stored_bytes + add.stored_bytes,
+        });
+        if let Some(words) = prune::would_free(freed) {
+            say(context, || words)?;
+        }
     }
     if !plan.snapshots.is_empty() && !dry_run {
         let command = context.suggest(&Suggestion::new("gc").here());

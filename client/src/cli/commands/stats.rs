@@ -14,9 +14,16 @@ use pfr_schema::api::Stats;
 pub async fn run(context: &mut Context, args: StatsArgs) -> Result<(), Failure> {
     let site = context.site(args.at, args.repository.as_ref()).await?;
     let repository = args.repository.as_ref().map(repository_of).transpose()?;
-    let stats = site.stats(repository.as_ref()).await?;
+    let is_of_some = args.below.is_some() || args.agent.is_some();
+    let stats = match &repository {
+        Some(repository) if is_of_some => site.stats_of(repository, args.below.as_ref(), args.agent.as_deref()).await?,
+        _ => site.stats(repository.as_ref()).await?,
+    };
     if context.json {
         return context.out.json(&stats);
+    }
+    if stats.snapshots.is_empty() && is_of_some {
+        return context.out.line("no snapshot is of that agent there");
     }
     if stats.snapshots.is_empty() {
         return context.out.line(format!("{} holds no snapshots yet", site.name()));

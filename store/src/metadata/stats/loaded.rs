@@ -1,8 +1,8 @@
 //! The nodes of some snapshots that no earlier snapshot reached.
 
-use super::{columns, merged, ranges};
+use super::{merged, nodes_in, ranges};
 use crate::metadata::children::unpack;
-use crate::metadata::sql::{Sql, values};
+use crate::metadata::sql::values;
 use crate::metadata::tx::{Outcome, Tx};
 use crate::metadata::{ObjectId, ObjectSet};
 use std::collections::{HashMap, HashSet};
@@ -112,11 +112,6 @@ impl Group {
 
     /// Loads the lists of page chunks; returns the pages among them that are nodes.
     async fn load_chunks<T: Tx>(&mut self, tx: &mut T, reached: &ObjectSet, chunks: &[ObjectId]) -> Outcome<Vec<ObjectId>> {
-        const NODES: Sql = Sql::of_each(
-            "SELECT c.object FROM unnest($1::bigint[], $2::bigint[]) AS u(first, last)
-             JOIN LATERAL (SELECT object FROM containers WHERE object BETWEEN u.first AND u.last) c ON true",
-            "SELECT object FROM containers WHERE object BETWEEN $1 AND $2",
-        );
         let find = "SELECT object, children FROM containers WHERE object = ANY($1)";
         let lists: Vec<(ObjectId, Vec<u8>)> = tx.query(find, values![chunks]).await?;
         let mut pages = Vec::new();
@@ -126,7 +121,7 @@ impl Group {
             pages.extend(ranges(node.open.iter().copied()));
             self.chunks.insert(id);
         }
-        tx.rows(NODES, columns(&merged(pages)), &[], false).await
+        nodes_in(tx, &merged(pages)).await
     }
 }
 

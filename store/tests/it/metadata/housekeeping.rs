@@ -37,6 +37,7 @@ async fn commit(metadata: &dyn Metadata, session: &str, manifest: Digest) -> boo
         tag: None,
         pin: None,
         marks: vec![],
+        agent: None,
         audit: None,
         signed: None,
     };
@@ -126,6 +127,7 @@ async fn a_pin_is_taken_back_only_for_the_reason_it_was_given() {
             tag: None,
             pin: Some(Pin::UntilPushed),
             marks: vec![],
+            agent: None,
             audit: None,
             signed: None,
         };

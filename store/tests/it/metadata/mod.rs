@@ -107,6 +107,7 @@ async fn lists_come_in_pages_that_join_without_gaps() {
                 tag: Some(TagMove { tag: tag(&format!("tag-{snapshot}")), expected: None }),
                 pin: None,
                 marks: vec![],
+                agent: None,
                 audit: None,
                 signed: None,
             };
@@ -152,6 +153,7 @@ async fn what_cannot_be_is_refused_alike_and_a_list_without_limit_is_whole() {
             tag: Some(TagMove { tag: tag("t"), expected: None }),
             pin: None,
             marks: vec![],
+            agent: None,
             audit: None,
             signed: None,
         };

@@ -310,6 +310,7 @@ pub async fn apply(metadata: &dyn Metadata, op: &Op, universe: &Universe, model:
                 tag: move_tag,
                 pin: None,
                 marks: vec![],
+                agent: None,
                 audit: entry(step),
                 signed: None,
             };
