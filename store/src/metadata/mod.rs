@@ -15,6 +15,7 @@
 
 pub(crate) mod accept;
 mod access;
+mod agents;
 pub(crate) mod arguments;
 mod audit;
 mod audit_log;
@@ -558,6 +559,17 @@ macro_rules! metadata_transactions {
             /// below the newest `rows` numbers, each time at most `limit`, the oldest first.
             /// Returns how many in all.
             trim_audit_log(kept: Duration, rows: u64, limit: usize) -> u64 = WRITE |tx| audit_log::trim(tx, *kept, *rows, *limit);
+            /// Keeps what an agent reports now, instead of its last report. `label` is that of its
+            /// token.
+            ///
+            /// # Errors
+            /// [`crate::Error::Format`] if it is a new agent and there are very many.
+            report_agent(name: AgentName, label: Option<String>, report: AgentReport) -> ()
+                = GROW |tx| agents::report(tx, name, label.as_deref(), report);
+            /// Agents by name, each with its last report.
+            agents(after: Option<String>, limit: usize) -> Page<AgentInfo> = READ |tx| agents::list(tx, after.as_deref(), *limit);
+            /// Deletes reports that are older than `kept`; returns how many.
+            forget_agents(kept: Duration) -> u64 = WRITE |tx| agents::forget(tx, *kept);
         }
     };
 }
