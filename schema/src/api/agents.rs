@@ -64,9 +64,11 @@ api! {
         pub id: String,
         /// What it does.
         pub kind: AgentJobKind,
-        /// The repository that a drain pushes to, or the first reference of a warm.
+        /// The repository that a drain pushes to, or the first reference of a warm. A registry
+        /// shows it, and `note`, only to callers that see all repositories.
         #[cfg_attr(feature = "openapi", schema(max_length = 128))]
-        pub about: String,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub about: Option<String>,
         /// How far it is.
         pub state: JobState,
         /// Milliseconds since 1970, UTC, of its begin.
@@ -183,7 +185,7 @@ impl AgentReport {
             }
         }
         let of_engines = self.engines.iter().flat_map(|engine| [Some(&engine.engine), engine.model.as_ref(), engine.note.as_ref()]);
-        let of_jobs = self.jobs.iter().flat_map(|job| [Some(&job.id), Some(&job.about), job.note.as_ref()]);
+        let of_jobs = self.jobs.iter().flat_map(|job| [Some(&job.id), job.about.as_ref(), job.note.as_ref()]);
         let mut texts = of_engines.chain(of_jobs).chain([Some(&self.version)]).flatten();
         if let Some(text) = texts.find(|text| text.chars().count() > Self::TEXT) {
             return fail("*", format!("texts of at most {} characters", Self::TEXT), text.clone());
