@@ -19,7 +19,7 @@ pub(crate) async fn engines(
     let (from, limit) = paging.checked()?;
     let page = agents::seen(&domain, &caller, from, limit).await?;
     let body = html! {
-        p { "Agents report to this registry every few seconds. What an agent that is not seen any more had and did is its last report." }
+        p { "Agents report to this registry. For an agent that is not seen any more, the page shows its last report." }
         section {
             h2 id="hosts" { "Hosts" }
             (hosts(&page.rows, now))

@@ -103,7 +103,7 @@ async fn an_agent_that_reports_no_more_is_silent_and_every_replica_says_so() {
 }
 
 #[tokio::test]
-async fn what_jobs_are_about_is_shown_to_those_who_see_all_repositories() {
+async fn references_of_jobs_are_shown_to_callers_that_see_all_repositories() {
     let registry = Registry::start_with(|config| config.require_tokens = true).await;
     let host = registry.token(&["team/*:push"]).await;
     let put = registry.request(Method::PUT, "/v1/agents/gpu-1").json(&report("1"));

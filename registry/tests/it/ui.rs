@@ -250,7 +250,7 @@ async fn characters_that_would_not_be_seen_are_shown() {
 }
 
 #[tokio::test]
-async fn engines_and_drains_are_shown_as_reported_and_what_an_agent_chose_is_escaped() {
+async fn engines_and_drains_are_shown_as_reported_and_texts_of_agents_are_escaped() {
     let registry = Registry::start().await;
     let engine = |engine: &str, state: &str, text: &str| {
         json!({

@@ -8,7 +8,8 @@ use super::{AgentInfo, AgentName, AgentReport, Page};
 use pfr_schema::FormatError;
 use std::time::Duration;
 
-/// Agents of a domain. Whoever may push may report under any name, and must not fill the disk.
+/// Agents of a domain. Every caller with `push` may report under any name, and must not fill the
+/// disk.
 const AGENTS: u64 = 1000;
 
 pub(super) async fn report<T: Tx>(tx: &mut T, name: &AgentName, label: Option<&str>, report: &AgentReport) -> Outcome<()> {
