@@ -7,8 +7,8 @@ use pfr_schema::{AgentName, api};
 use reqwest::Method;
 
 impl Remote {
-    /// Reports what an agent has and does. It is tried once, without a time limit, and belongs to no
-    /// trace: another report follows soon.
+    /// Reports what an agent has and does. It is tried once, without a time limit, and belongs to
+    /// no trace: another report follows soon.
     ///
     /// # Errors
     /// `not_found` from a registry of an older version; `denied`; `too_large` if the registry has

@@ -75,8 +75,8 @@ pub(super) enum Log {
     Events,
 }
 
-/// Deletes records of the audit log, or events, that are too old or too many. With the events, which
-/// say what goes on too, it forgets agents that have not reported for a day.
+/// Deletes records of the audit log, or events, that are too old or too many. Together with the
+/// events it forgets agents that have not reported for a day.
 pub(super) struct LogRetentionTask {
     pub(super) store: Store,
     pub(super) log: Log,
