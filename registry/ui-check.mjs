@@ -191,12 +191,14 @@ async function main() {
     overview: "/",
     repositories: "/ui/-/repositories",
     storage: "/ui/-/storage",
+    engines: "/ui/-/engines",
     tasks: "/ui/-/tasks",
     repository: "/ui/team%2Fagent",
     snapshot: `/ui/team%2Fagent/${step.digest}`,
     hybrid: `/ui/team%2Fhybrid/${hybrid[0].digest}`,
     missing: "/ui/team%2Fmissing",
     domain: "/domains/acme/",
+    docs: "/docs",
   };
   for (const look of LOOKS) {
     await show(look);

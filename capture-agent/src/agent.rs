@@ -12,6 +12,7 @@ use crate::restore::{Passages, Resumes, Searches, Staged};
 use crate::saves::Saves;
 use crate::upkeep;
 use pfr_client::Flight;
+use pfr_schema::agent::EngineInfo;
 use pfr_store::{Schedule, Store};
 use rustix::fs::{FlockOperation, flock};
 use std::fs::File;
@@ -97,6 +98,18 @@ impl Agent {
     #[must_use]
     pub fn engines(&self) -> &Engines {
         &self.0.engines
+    }
+
+    /// All engines, servers of llama.cpp too, by name; each with what lies ready for it.
+    pub(crate) fn all_engines(&self) -> Vec<EngineInfo> {
+        let mut engines = self.engines().list();
+        for info in &mut engines {
+            (info.staged, info.outcomes) = self.staged().info(&info.engine);
+            info.restoring = self.passages().info(&info.engine);
+        }
+        engines.extend(self.llamas().list());
+        engines.sort_by(|a, b| a.engine.cmp(&b.engine));
+        engines
     }
 
     /// Servers of llama.cpp.

@@ -4,6 +4,8 @@
 use crate::error::{Error, Result};
 use crate::llama::settings::LlamaServer;
 use pfr_client::{ByteSize, Remote, RemoteOptions, StoredTokens, same_server};
+use pfr_schema::AgentName;
+use pfr_schema::api::AgentReport;
 use pfr_schema::codec::Compression;
 use pfr_service::settings::{self, FileError};
 use pfr_service::{LogFormat, Secret, UserDirs, layered};
@@ -52,6 +54,10 @@ pub struct Config {
     pub push_retry: Duration,
     /// Longest wait between two tries of a push. Default 5 min.
     pub push_retry_max: Duration,
+    /// Longest time between two reports to the registry; zero: it gets none. Default 30 s.
+    pub report_interval: Duration,
+    /// Name under which the agent reports. Default: that of the host.
+    pub report_name: Option<AgentName>,
     /// Loopback address for `/metrics` over TCP, besides the control socket.
     pub metrics_listen: Option<SocketAddr>,
     /// Time that captures and restores under way get to finish at the end. Default 30 s.
@@ -129,6 +135,13 @@ pub struct Overrides {
     /// Seconds to wait at most between two tries of a push [default: 300].
     #[arg(long, env = "PF_AGENT_PUSH_RETRY_MAX", value_name = "S")]
     pub push_retry_max: Option<u64>,
+    /// Seconds between two reports to the registry, at most 3600 [default: 30]. The registry shows
+    /// its operators the engines of this host, its drains and warms. 0: it gets no reports.
+    #[arg(long, env = "PF_AGENT_REPORT_INTERVAL", value_name = "S")]
+    pub report_interval: Option<u64>,
+    /// Name under which this agent reports [default: the name of the host].
+    #[arg(long, env = "PF_AGENT_REPORT_NAME", value_name = "NAME")]
+    pub report_name: Option<AgentName>,
     /// Loopback address for /metrics over TCP, besides the control socket [default: none].
     #[arg(long, env = "PF_AGENT_METRICS_LISTEN", value_name = "ADDR:PORT")]
     pub metrics_listen: Option<SocketAddr>,
@@ -210,6 +223,8 @@ impl Config {
             pause_limit: Duration::from_secs(60),
             push_retry: Duration::from_secs(1),
             push_retry_max: Duration::from_secs(300),
+            report_interval: Duration::from_secs(30),
+            report_name: None,
             metrics_listen: None,
             shutdown_grace: Duration::from_secs(30),
             max_store_size: None,
@@ -249,6 +264,8 @@ impl Config {
         config.pause_limit = given.pause_limit.map_or(config.pause_limit, Duration::from_secs);
         config.push_retry = given.push_retry_ms.map_or(config.push_retry, Duration::from_millis);
         config.push_retry_max = given.push_retry_max.map_or(config.push_retry_max, Duration::from_secs);
+        config.report_interval = given.report_interval.map_or(config.report_interval, Duration::from_secs);
+        config.report_name = given.report_name;
         config.metrics_listen = given.metrics_listen;
         config.shutdown_grace = given.shutdown_grace.map_or(config.shutdown_grace, Duration::from_secs);
         config.max_store_size = given.max_store_size;
@@ -279,6 +296,10 @@ impl Config {
         ];
         if let Some((name, _)) = zero.iter().find(|(_, is_zero)| *is_zero) {
             return Err(Error::Invalid(format!("{name} is 0; leave it out for the default")));
+        }
+        if self.report_interval.as_secs() > AgentReport::LONGEST_INTERVAL {
+            let (found, most) = (self.report_interval.as_secs(), AgentReport::LONGEST_INTERVAL);
+            return Err(Error::Invalid(format!("report-interval is {found}; the most is {most}, and 0 sends no reports")));
         }
         if let Some(address) = self.metrics_listen.filter(|address| !address.ip().is_loopback()) {
             return Err(Error::Invalid(format!("metrics-listen {address}: only a loopback address; a scraper elsewhere needs a proxy")));

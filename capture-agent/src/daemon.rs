@@ -3,7 +3,7 @@
 
 use crate::control::{Control, serve_metrics};
 use crate::error::{Error, Result};
-use crate::{Agent, Config};
+use crate::{Agent, Config, report};
 use pfr_service::signals;
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::ffi::OsStrExt as _;
@@ -44,6 +44,9 @@ pub async fn serve(config: Config, listening: impl FnOnce(&Config)) -> Result<()
     if let Some(address) = config.metrics_listen {
         engines.spawn(serve_metrics(address));
     }
+    // It ends when this function does. Its failure is in the log, and stops nothing.
+    let mut reports = JoinSet::new();
+    reports.spawn(report::run(agent.clone()));
     let (stopping, mut stopped) = watch::channel(false);
     let mut controls = JoinSet::new();
     controls.spawn(control.run(async move { drop(stopped.wait_for(|stop| *stop).await) }));
@@ -61,6 +64,7 @@ pub async fn serve(config: Config, listening: impl FnOnce(&Config)) -> Result<()
         }
     }
     tell_manager("STOPPING=1");
+    reports.abort_all();
     stopping.send_replace(true);
     if tokio::time::timeout(config.shutdown_grace, controls.join_next()).await.is_err() {
         tracing::warn!("grace period over, cancelling open requests");

@@ -26,6 +26,7 @@ mod priority;
 pub mod program;
 pub mod pushes;
 pub mod rate;
+pub mod report;
 pub mod restore;
 pub mod saves;
 pub mod snapshot;

@@ -9,6 +9,7 @@
 //! `send` has the retries, `frames` the streams, `direct` the way around the registry to the
 //! storage behind it, `trust` the certificates that are accepted, `traced` the spans of requests.
 
+mod agents;
 pub(crate) mod backoff;
 mod direct;
 mod events;

@@ -70,7 +70,7 @@ groups! {
     Checking = [ANY, &[StorageFull]];
     /// Making a domain.
     Creating = [ANY, &[DomainBusy, StorageFull]];
-    /// Setting a quota, or policies.
+    /// Setting a quota, or policies; reports of agents.
     Setting = [ANY, BODY, &[StorageFull]];
     /// Making an access token.
     TokenCreating = [ANY, BODY, &[StorageFull]];

@@ -12,8 +12,8 @@ use crate::oci;
 use crate::pull_through::{self, PullThrough};
 use crate::ui;
 use crate::v1::{
-    audit, domains, events, forks, frames, gc, inspect, integrity, pushes, quotas, repositories, retention, signing, snapshots, stats,
-    tags, tasks, tokens,
+    agents, audit, domains, events, forks, frames, gc, inspect, integrity, pushes, quotas, repositories, retention, signing, snapshots,
+    stats, tags, tasks, tokens,
 };
 use axum::Router;
 use axum::middleware;
@@ -125,6 +125,8 @@ fn table() -> OpenApiRouter<App> {
         tokens::create,
         tokens::revoke,
         audit::list,
+        agents::list,
+        agents::report,
         integrity::scrub,
         integrity::damaged,
         health::livez,
@@ -153,6 +155,7 @@ fn pages() -> Vec<Other> {
         "GET" get "/ui/" start,
         "GET" get "/ui/-/repositories" repositories,
         "GET" get "/ui/-/storage" storage,
+        "GET" get "/ui/-/engines" engines,
         "GET" get "/ui/-/tasks" tasks,
         "GET" get "/ui/-/style.css" style,
         "GET" get "/ui/-/icon.svg" icon,

@@ -12,6 +12,7 @@ macro_rules! api {
     };
 }
 
+mod agents;
 mod audit;
 mod domains;
 mod events;
@@ -32,6 +33,7 @@ mod stats;
 mod tasks;
 mod tokens;
 
+pub use agents::*;
 pub use audit::*;
 pub use domains::*;
 pub use events::*;

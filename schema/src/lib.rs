@@ -57,5 +57,5 @@ pub use error::{ErrorCode, FormatError};
 pub use image::Image;
 pub use kind::Kind;
 pub use limits::Limits;
-pub use name::{DomainName, Reference, RepositoryName, Selector, Tag};
+pub use name::{AgentName, DomainName, Reference, RepositoryName, Selector, Tag};
 pub use pattern::Pattern;

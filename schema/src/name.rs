@@ -143,12 +143,41 @@ impl FromStr for Tag {
     type Err = FormatError;
 
     fn from_str(text: &str) -> Result<Self, FormatError> {
-        let word = |c: char| c.is_ascii_alphanumeric() || c == '_';
         if text.is_empty() || text.len() > 128 {
             return Err(name_error("tag", text, "expected 1 to 128 bytes"));
         }
-        if !text.starts_with(word) || !text.chars().all(|c| word(c) || c == '.' || c == '-') {
-            return Err(name_error("tag", text, "expected letters, digits, '_', '.' and '-', the first a letter, digit or '_'"));
+        if !is_word(text) {
+            return Err(name_error("tag", text, WORD));
+        }
+        Ok(Self(text.to_owned()))
+    }
+}
+
+const WORD: &str = "expected letters, digits, '_', '.' and '-', the first a letter, digit or '_'";
+
+/// Whether a text has the characters of a tag.
+fn is_word(text: &str) -> bool {
+    let letter = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    text.starts_with(letter) && text.chars().all(|c| letter(c) || c == '.' || c == '-')
+}
+
+/// A capture agent, by the name under which it reports to a registry: that of its host, unless a
+/// setting says another. 1 to 253 letters, digits, `_`, `.` and `-`, the first a letter, a digit or
+/// `_`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct AgentName(String);
+text_newtype!(AgentName, "agent name");
+
+impl FromStr for AgentName {
+    type Err = FormatError;
+
+    fn from_str(text: &str) -> Result<Self, FormatError> {
+        if !(1..=253).contains(&text.len()) {
+            return Err(name_error("agent name", text, "expected 1 to 253 bytes"));
+        }
+        if !is_word(text) {
+            return Err(name_error("agent name", text, WORD));
         }
         Ok(Self(text.to_owned()))
     }

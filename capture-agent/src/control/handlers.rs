@@ -21,23 +21,11 @@ fn read<T: DeserializeOwned>(body: &Bytes) -> Result<T, Error> {
 }
 
 pub(super) async fn engines(State(agent): State<Agent>) -> Json<Engines> {
-    Json(Engines { engines: listed(&agent) })
-}
-
-/// The engines, each with what lies ready for it.
-fn listed(agent: &Agent) -> Vec<EngineInfo> {
-    let mut engines = agent.engines().list();
-    for info in &mut engines {
-        (info.staged, info.outcomes) = agent.staged().info(&info.engine);
-        info.restoring = agent.passages().info(&info.engine);
-    }
-    engines.extend(agent.llamas().list());
-    engines.sort_by(|a, b| a.engine.cmp(&b.engine));
-    engines
+    Json(Engines { engines: agent.all_engines() })
 }
 
 pub(super) async fn engine(State(agent): State<Agent>, Path(name): Path<String>) -> Answer<EngineInfo> {
-    let engines = listed(&agent);
+    let engines = agent.all_engines();
     if let Some(info) = engines.iter().find(|info| info.engine == name) {
         return Ok(Json(info.clone()));
     }

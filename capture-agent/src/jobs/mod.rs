@@ -119,6 +119,14 @@ impl Jobs {
         self.0.jobs.lock().values().map(Entry::now).collect()
     }
 
+    /// Those under way, and those that ended at `since` (milliseconds since 1970) or later; oldest
+    /// first.
+    pub(crate) fn recent(&self, since: u64) -> Vec<Job> {
+        let jobs = self.0.jobs.lock();
+        let is_recent = |job: &Job| job.state.is_open() || job.ended_at.is_some_and(|at| at >= since);
+        jobs.values().filter(|entry| is_recent(&entry.job)).map(Entry::now).collect()
+    }
+
     /// One of them.
     ///
     /// # Errors

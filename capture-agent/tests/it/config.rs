@@ -82,6 +82,8 @@ fn what_makes_no_sense_is_refused_by_name() {
         ("pause-limit = 0", "pause-limit"),
         ("push-retry-ms = 0", "push-retry-ms"),
         ("push-retry-max = 0", "push-retry-max"),
+        ("report-interval = 3601", "the most is 3600"),
+        ("report-name = \"a b\"", "invalid agent name"),
         ("max-store-size = \"0\"", "max-store-size"),
         ("compression = \"warm\"", "expected one of `hot`, `cold`, `off`"),
         ("metrics-listen = \"0.0.0.0:1\"", "loopback"),

@@ -22,6 +22,7 @@ mod memory;
 mod modules;
 mod passing;
 mod pushes;
+mod report;
 mod reshard;
 mod restore;
 mod restore_asking;

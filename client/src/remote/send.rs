@@ -47,6 +47,16 @@ impl Remote {
         }
     }
 
+    /// Sends a request once, outside of any trace and without a time limit.
+    pub(super) async fn send_once(&self, request: RequestBuilder) -> Result<()> {
+        self.round_trips.fetch_add(1, Ordering::Relaxed);
+        match request.send().await {
+            Err(error) => Err(self.unreachable(&error, 1)),
+            Ok(response) if response.status().is_success() && !is_web_page(&response) => Ok(()),
+            Ok(response) => Err(self.refusal(response).await.0),
+        }
+    }
+
     /// [`Self::send`] with the usual time limit.
     pub(super) async fn request(&self, build: impl Fn() -> RequestBuilder) -> Result<Response> {
         self.send(self.options.idle_timeout, build).await

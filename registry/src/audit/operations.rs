@@ -38,15 +38,15 @@ const PREPARATIONS: [&str; 8] = [
     "DELETE /v2/{repo}/blobs/uploads/{id}",
 ];
 
-/// Read every few seconds, and about nothing that is stored.
-const METRICS: &str = "metrics";
+/// Asked for every few seconds, and about nothing that is stored: metrics, and reports of agents.
+const FREQUENT: [&str; 2] = ["metrics", "report_agent"];
 
 /// When an operation is recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum When {
     /// Never: health, and the description of the API, which refuse no caller.
     Never,
-    /// Only if it is refused: metrics.
+    /// Only if it is refused: metrics, and reports of agents.
     IfRefused,
     /// Before it begins, if reads are to be recorded.
     IfReads,
@@ -107,7 +107,7 @@ impl Operations {
 fn when(id: &str, method: &str, action: Option<Action>) -> When {
     match action {
         None => When::Never,
-        Some(_) if id == METRICS => When::IfRefused,
+        Some(_) if FREQUENT.contains(&id) => When::IfRefused,
         Some(_) if CHANGES.contains(&id) => When::InTransaction,
         Some(Action::Pull) => When::IfReads,
         Some(_) if method == "GET" || PREPARATIONS.contains(&id) => When::IfReads,
@@ -133,10 +133,11 @@ mod tests {
         assert_eq!(ids(When::Before), ["start_gc", "pause_task", "resume_task", "scrub", "run_retention"].into());
         assert!(PREPARATIONS.iter().all(|id| ids(When::IfReads).contains(id)));
         assert_eq!(ids(When::Never), ["livez", "readyz", "openapi", "GET /docs", "GET /ui/-/style.css", "GET /ui/-/icon.svg"].into());
-        assert_eq!(ids(When::IfRefused), [METRICS].into());
+        assert_eq!(ids(When::IfRefused), FREQUENT.into());
         for ((method, route), operation) in &operations.0 {
             let is_read = method == "GET" || operation.action == "pull" || PREPARATIONS.contains(&operation.id.as_str());
-            assert!(is_read || matches!(operation.when, When::InTransaction | When::Before), "{method} {route}");
+            let is_recorded = matches!(operation.when, When::InTransaction | When::Before | When::IfRefused);
+            assert!(is_read || is_recorded, "{method} {route}");
         }
     }
 }

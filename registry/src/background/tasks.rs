@@ -75,7 +75,8 @@ pub(super) enum Log {
     Events,
 }
 
-/// Deletes records of the audit log, or events, that are too old or too many.
+/// Deletes records of the audit log, or events, that are too old or too many. Together with the
+/// events it forgets agents that have not reported for a day.
 pub(super) struct LogRetentionTask {
     pub(super) store: Store,
     pub(super) log: Log,
@@ -86,6 +87,9 @@ pub(super) struct LogRetentionTask {
 
 /// Rows deleted in one transaction.
 const TRIMMED: usize = 5000;
+
+/// Time for which the last report of an agent is kept.
+const REPORTS_KEPT: Duration = Duration::from_secs(86_400);
 
 #[async_trait]
 impl Task for LogRetentionTask {
@@ -102,6 +106,9 @@ impl Task for LogRetentionTask {
 
     async fn run(&self, budget: &Budget) -> Result<RunEnd> {
         let metadata = self.store.metadata();
+        if matches!(self.log, Log::Events) {
+            metadata.forget_agents(REPORTS_KEPT).await?;
+        }
         loop {
             let trimmed = match self.log {
                 Log::Audit => metadata.trim_audit_log(self.kept, self.rows, TRIMMED).await?,

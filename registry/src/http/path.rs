@@ -4,7 +4,7 @@ use crate::http::resolved::ResolvedRefs;
 use crate::problem::ApiError;
 use axum::extract::{FromRequestParts, RawPathParams};
 use axum::http::request::Parts;
-use pfr_schema::{AccessTokenId, DomainName, ErrorCode, RepositoryName, Selector, Tag};
+use pfr_schema::{AccessTokenId, AgentName, DomainName, ErrorCode, RepositoryName, Selector, Tag};
 use pfr_store::PushId;
 
 /// A `{name}` of a route's path, percent-decoded.
@@ -33,6 +33,13 @@ impl<S: Send + Sync, T: Segment> FromRequestParts<S> for Path<T> {
 
 impl Segment for DomainName {
     const NAME: &'static str = "domain";
+    fn parse(text: &str) -> Result<Self, ApiError> {
+        Ok(text.parse()?)
+    }
+}
+
+impl Segment for AgentName {
+    const NAME: &'static str = "agent";
     fn parse(text: &str) -> Result<Self, ApiError> {
         Ok(text.parse()?)
     }

@@ -39,6 +39,10 @@ impl Links {
         self.fixed("storage")
     }
 
+    pub(super) fn engines(&self) -> String {
+        self.fixed("engines")
+    }
+
     pub(super) fn tasks(&self) -> String {
         self.fixed("tasks")
     }

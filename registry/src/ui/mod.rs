@@ -1,7 +1,7 @@
 //! The user interface for operators: pages that say what the registry holds and what it does.
 //!
 //! ```text
-//! routes ─▶ a page (overview, repository, snapshot, storage, tasks) ─▶ the store functions of /v1
+//! routes ─▶ a page (overview, repository, snapshot, storage, engines, tasks) ─▶ the store functions of /v1
 //!                 │
 //!                 ├─▶ tree, bars, chart: lineages, costs and sizes as SVG
 //!                 └─▶ page: the frame around every page, and the headers that keep it closed
@@ -19,6 +19,7 @@
 mod bars;
 mod chart;
 mod docs;
+mod engines;
 mod files;
 mod links;
 mod overview;
@@ -34,6 +35,7 @@ mod verify;
 mod words;
 
 pub(crate) use docs::docs;
+pub(crate) use engines::engines;
 pub(crate) use files::{icon, style};
 pub(crate) use overview::{overview, start};
 pub(crate) use problem::Browser;

@@ -39,6 +39,7 @@ pub(super) enum Place {
     Overview,
     Repositories,
     Storage,
+    Engines,
     Tasks,
     /// Below one of them, or a problem.
     Elsewhere,
@@ -83,6 +84,7 @@ impl Page<'_> {
             (Place::Overview, links.overview(), "Overview", self.caller.is_some()),
             (Place::Repositories, links.repositories(), "Repositories", self.caller.is_some()),
             (Place::Storage, links.storage(), "Storage", operates),
+            (Place::Engines, links.engines(), "Engines", operates),
             (Place::Tasks, links.tasks(), "Tasks", operates),
         ];
         html! {

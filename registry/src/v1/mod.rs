@@ -1,6 +1,7 @@
 //! Handlers of `/v1`, one file for each group of endpoints. The extractors have parsed the request;
 //! a handler asks the store and builds the answer.
 
+pub(crate) mod agents;
 pub(crate) mod audit;
 pub(crate) mod domains;
 pub(crate) mod events;

@@ -20,7 +20,7 @@ enum About {
     Repository,
     /// All of a domain.
     Domain,
-    /// The repositories of a domain, as many as the caller may see.
+    /// The repositories of a domain, as many as the caller may see, or any of them.
     Visible,
     /// Domains and tokens.
     Registry,
@@ -45,6 +45,7 @@ const TABLE: &[(&str, &str, About)] = &[
     ("GET /ui", "pull", Visible),
     ("GET /ui/", "pull", Visible),
     ("GET /v1/audit", "admin", Domain),
+    ("GET /ui/-/engines", "admin", Domain),
     ("GET /ui/-/icon.svg", "open", Nothing),
     ("GET /ui/-/repositories", "pull", Visible),
     ("GET /ui/-/storage", "admin", Domain),
@@ -52,6 +53,7 @@ const TABLE: &[(&str, &str, About)] = &[
     ("GET /ui/-/tasks", "admin", Domain),
     ("GET /ui/{repo}", "pull", Repository),
     ("GET /ui/{repo}/{ref}", "pull", Repository),
+    ("GET /v1/agents", "admin", Domain),
     ("GET /v1/damaged", "admin", Domain),
     ("GET /v1/domains", "admin", Registry),
     ("GET /v1/domains/{domain}", "admin", Registry),
@@ -105,6 +107,7 @@ const TABLE: &[(&str, &str, About)] = &[
     ("POST /v1/tasks/{task}/pause", "admin", Domain),
     ("POST /v1/tasks/{task}/resume", "admin", Domain),
     ("POST /v1/tokens", "admin", Registry),
+    ("PUT /v1/agents/{agent}", "push", Visible),
     ("PUT /v1/domains/{domain}", "admin", Registry),
     ("PUT /v1/domains/{domain}/quota", "admin", Registry),
     ("PUT /v1/repositories/{repo}/pushes/{id}/frames", "push", Repository),
@@ -188,23 +191,24 @@ impl World {
         let reads = ["/docs", "/livez", "/metrics", "/openapi.json", "/readyz", "/v1/damaged", "/v1/domains", "/v1/gc", "/v1/repositories"];
         let reads = reads
             .into_iter()
-            .chain(["/v1/audit", "/v1/retention", "/v1/signing", "/v1/stats", "/v1/tasks", "/v1/tokens", "/v1/usage"])
+            .chain(["/v1/agents", "/v1/audit", "/v1/retention", "/v1/signing", "/v1/stats", "/v1/tasks", "/v1/tokens", "/v1/usage"])
             .map(plain);
         let reads = reads
             .chain(["/signatures", "/snapshots", "/stats", "/tags"].map(repo))
             .chain(["", "/diff/base", "/lineage", "/page-manifest"].map(of_tag));
         let reads = reads.chain([tag("base"), given("/v1/gc/{run}", &self.run), given("/v1/domains/{domain}", "acme")]);
         let quota = || given("/v1/domains/{domain}/quota", "acme");
-        let pages =
-            ["/", "/ui", "/ui/", "/ui/-/icon.svg", "/ui/-/repositories", "/ui/-/storage", "/ui/-/style.css", "/ui/-/tasks"].map(plain);
+        let files = ["/ui/-/icon.svg", "/ui/-/style.css"].map(plain);
+        let pages = ["/", "/ui", "/ui/", "/ui/-/engines", "/ui/-/repositories", "/ui/-/storage", "/ui/-/tasks"].map(plain);
         let of_page = |rest: &str| (format!("/ui/{{repo}}{}", rest.replace("base", "{ref}")), format!("/ui/{REPO}{rest}"));
         let events = ("/v1/events".to_owned(), "/v1/events?follow=false".to_owned());
-        let reads = reads.chain([quota(), events]).chain(pages).chain(["", "/base"].map(of_page));
+        let reads = reads.chain([quota(), events]).chain(files).chain(pages).chain(["", "/base"].map(of_page));
         calls.extend(reads.map(|path| Call::new(Method::GET, path, Body::None)));
         let of_base = json!({"snapshot": "base"});
         let policies = json!({"policies": [{"name": "none", "repositories": "none/*", "keep_last": 1, "immutable_tags": ["v*"]}]});
         let payload = Payload { snapshot: self.base, repository: REPO.to_owned(), key_id: None, signed_at: None };
         let signed = json!({"signatures": [api::NewSignature::new(payload.to_text(), &[1; 64])]});
+        let report = json!({"version": "0.1.0", "interval_seconds": 30, "engines": [], "jobs": []});
         let signing = json!({"policies": [{"name": "none", "repositories": "none/*", "keys": [PublicKey::new([1; 32])]}]});
         calls.extend([
             Call::new(Method::POST, plain("/v1/freed"), Body::Json(of_base_alone)),
@@ -227,6 +231,7 @@ impl World {
             Call::new(Method::DELETE, push(1, ""), Body::None),
             Call::new(Method::PUT, given("/v1/domains/{domain}", "more"), Body::None),
             Call::new(Method::PUT, quota(), Body::Json(json!({"snapshots": 5}))),
+            Call::new(Method::PUT, given("/v1/agents/{agent}", "gpu-1"), Body::Json(report)),
             Call::new(Method::PUT, plain("/v1/retention"), Body::Json(policies)),
             Call::new(Method::POST, plain("/v1/retention/run"), Body::Json(json!({}))),
             Call::new(Method::POST, of_tag("/signatures"), Body::Json(signed)),

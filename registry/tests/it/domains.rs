@@ -172,7 +172,8 @@ async fn a_domain_that_does_not_exist_is_unknown_to_every_request() {
             continue;
         }
         let path = path.replace("{repo}", "a").replace("{id}", "0190aaaa-0000-7000-8000-000000000001").replace("{run}", "x");
-        let path = path.replace("{ref}", "t").replace("{other}", "u").replace("{tag}", "t").replace("{task}", "scrub");
+        let path =
+            path.replace("{ref}", "t").replace("{other}", "u").replace("{tag}", "t").replace("{task}", "scrub").replace("{agent}", "a");
         for method in item.as_object().expect("operations").keys() {
             let method: Method = method.to_uppercase().parse().expect("a method");
             let answer = registry.request(method.clone(), &format!("/domains/nobody{path}")).send().await.expect("an answer");

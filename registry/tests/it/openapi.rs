@@ -1,7 +1,7 @@
 //! The API's document is what clients are written against: a change of it is a decision, not an
 //! accident.
 
-use pfr_schema::api::{RetentionPolicies, SigningPolicies};
+use pfr_schema::api::{AgentReport, RetentionPolicies, SigningPolicies};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -348,6 +348,10 @@ fn lists_and_numbers_in_request_bodies_have_the_bounds_that_the_registry_keeps()
         "set_signing.policies[].keys" => json!([1, SigningPolicies::MOST]),
         place if place.starts_with("set_signing.") => json!([null, SigningPolicies::MOST]),
         "sign.signatures" => json!([null, pfr_schema::signature::MOST]),
+        "report_agent.interval_seconds" => json!([1, AgentReport::LONGEST_INTERVAL]),
+        "report_agent.engines" => json!([null, AgentReport::ENGINES]),
+        "report_agent.jobs" => json!([null, AgentReport::JOBS]),
+        place if place.starts_with("report_agent.") => json!([0, AgentReport::MOST]),
         _ => json!([null, config.max_digests]),
     };
     for (place, schema) in &found {

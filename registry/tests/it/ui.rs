@@ -134,6 +134,10 @@ async fn an_empty_registry_says_so_on_every_page() {
     assert!(page(&registry, "/ui/-/repositories").await.contains("Nothing has been pushed yet"));
     assert!(page(&registry, "/ui/-/storage").await.contains("begins the chart"));
     assert!(page(&registry, "/ui/-/tasks").await.contains("scrub"));
+    let engines = page(&registry, "/ui/-/engines").await;
+    for words in ["No agent has reported", "No engine is known", "No drain and no warm"] {
+        assert!(engines.contains(words), "{words}: {engines}");
+    }
 }
 
 #[tokio::test]
@@ -243,6 +247,42 @@ async fn characters_that_would_not_be_seen_are_shown() {
     assert!(shown.contains("<dd>build\\u{202e}enihcam\\u{200b}</dd>") && !shown.contains('\u{202e}'), "{shown}");
     let malformed = browse_as(&registry, Some(&token), "/ui/a%E2%80%AEb").await;
     assert!(!page_with(StatusCode::BAD_REQUEST, malformed).await.contains('\u{202e}'));
+}
+
+#[tokio::test]
+async fn engines_and_drains_are_shown_as_reported_and_texts_of_agents_are_escaped() {
+    let registry = Registry::start().await;
+    let engine = |engine: &str, state: &str, text: &str| {
+        json!({
+            "engine": engine, "model": text, "fingerprint": Digest::sha256(b"f"), "state": state, "note": text,
+            "snapshots": 1234, "restores": 0, "staged": 2,
+        })
+    };
+    let job = |kind: &str, state: &str, about: &str| {
+        json!({
+            "id": "j", "kind": kind, "about": about, "state": state, "begun_at": 1, "bytes_done": 5_000_000, "bytes_total": 10_000_000,
+            "seconds_left": 90, "note": about,
+        })
+    };
+    let report = json!({
+        "version": HOSTILE, "interval_seconds": 30,
+        "engines": [engine("vllm-0", "ready", "a model"), engine(HOSTILE, "busy", HOSTILE)],
+        "jobs": [job("drain", "running", "team/away"), job("warm", "cancelled", HOSTILE)],
+    });
+    assert!(registry.put("/v1/agents/gpu-1", &report).await.status().is_success());
+    let text = page(&registry, "/ui/-/engines").await;
+    for words in [">gpu-1<", ">vllm-0<", ">a model<", "ready: a model", ">1,234<", "drain team/away", "running", "cancelled", ">90 s<"] {
+        assert!(text.contains(words), "{words}: {text}");
+    }
+    // The version; engine, model and note of one engine; reference and note of one job.
+    let escaped = "&lt;script&gt;alert(1)&lt;/script&gt;&quot;'&gt;&lt;img src=x onerror=alert(2)&gt;";
+    assert_eq!(text.matches(escaped).count(), 6, "{text}");
+    for number in 2..5 {
+        assert!(registry.put(&format!("/v1/agents/gpu-{number}"), &report).await.status().is_success());
+    }
+    let first = page(&registry, "/ui/-/engines?limit=3").await;
+    let next = links(&first).into_iter().find(|link| link.contains("after=")).expect("a next page");
+    assert!(!first.contains(">gpu-4<") && page(&registry, &next).await.contains(">gpu-4<"), "{next}");
 }
 
 #[tokio::test]
@@ -530,6 +570,7 @@ async fn pages_of_many_forks_and_packs_take_few_transactions() {
         ("/".to_owned(), costs + 40),
         ("/ui/-/repositories".to_owned(), costs + 12),
         ("/ui/-/storage".to_owned(), 30),
+        ("/ui/-/engines".to_owned(), 1),
         ("/ui/-/tasks".to_owned(), 0),
     ] {
         let found = least_transactions(&registry, &counted, &path).await;

@@ -3,7 +3,7 @@
 use super::TagState;
 use crate::access::{AccessScope, AccessTokenId};
 use crate::digest::Digest;
-use crate::name::{DomainName, RepositoryName, Selector, Tag};
+use crate::name::{AgentName, DomainName, RepositoryName, Selector, Tag};
 use crate::pattern::Pattern;
 use crate::signature::PublicKey;
 use utoipa::openapi::schema::{ArrayBuilder, ObjectBuilder, SchemaType, Type};
@@ -49,6 +49,7 @@ string_schema!(
     min_length = 1,
     max_length = 255
 );
+string_schema!(AgentName, "^[A-Za-z0-9_][A-Za-z0-9._-]{0,252}$", "gpu-1");
 string_schema!(DomainName, "^[a-z0-9]+((_|__|-+)[a-z0-9]+)*$", "acme", min_length = 1, max_length = 40);
 string_schema!(Pattern, "^[A-Za-z0-9*._/-]{1,255}$", "team/*");
 string_schema!(

@@ -1,5 +1,5 @@
 use crate::common::cases;
-use pfr_schema::{Algorithm, Digest, DigestPrefix, DomainName, ErrorCode, Reference, RepositoryName, Selector, Tag};
+use pfr_schema::{AgentName, Algorithm, Digest, DigestPrefix, DomainName, ErrorCode, Reference, RepositoryName, Selector, Tag};
 use proptest::prelude::*;
 
 const HEX: &str = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
@@ -109,6 +109,16 @@ fn refusals_of_names_say_why() {
     }
     let error = "é".repeat(100_000).parse::<RepositoryName>().unwrap_err().to_string();
     assert!(error.len() < 1000, "a long name is not repeated whole: {} bytes", error.len());
+}
+
+#[test]
+fn agents_have_the_names_of_hosts() {
+    for name in ["a", "GPU-1", "node_1", "gpu-1.rack-2.example.com", &"a".repeat(253)] {
+        assert_eq!(name.parse::<AgentName>().unwrap().as_str(), name);
+    }
+    for name in ["", "-a", ".", "..", "a/b", "a b", "é", "a\0", "a\n", &"a".repeat(254)] {
+        assert_eq!(name.parse::<AgentName>().unwrap_err().code(), ErrorCode::InvalidName, "{name:?}");
+    }
 }
 
 #[test]

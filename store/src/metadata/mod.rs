@@ -20,6 +20,7 @@ pub(crate) mod arguments;
 mod audit;
 mod audit_log;
 mod blobs;
+mod by_agent;
 pub(crate) mod children;
 mod collect;
 mod commit;
@@ -225,13 +226,13 @@ macro_rules! metadata_transactions {
             /// Snapshots of a repository whose agent is not in the tables, by the row ids of their
             /// manifests.
             unread_agents(repository: RepositoryName, after: i64, limit: usize) -> Vec<(i64, Digest)>
-                = READ |tx| agents::unread(tx, repository, *after, *limit);
+                = READ |tx| by_agent::unread(tx, repository, *after, *limit);
             /// Notes agents of snapshots that were not in the tables, by the row ids of their
             /// manifests; empty if the configuration names none.
-            note_agents(agents: Vec<(i64, String)>) -> () = WRITE |tx| agents::note(tx, agents);
+            note_agents(agents: Vec<(i64, String)>) -> () = WRITE |tx| by_agent::note(tx, agents);
             /// The snapshots of a repository that an agent's id is noted of, the oldest first.
             snapshots_of_agent(repository: RepositoryName, agent: String) -> Vec<Digest>
-                = READ |tx| agents::snapshots(tx, repository, agent);
+                = READ |tx| by_agent::snapshots(tx, repository, agent);
             /// The references that go when snapshots of a repository are deleted with their tags
             /// and signatures: objects, and how many references to each. Also how many of the
             /// snapshots there are.
@@ -578,6 +579,17 @@ macro_rules! metadata_transactions {
             /// below the newest `rows` numbers, each time at most `limit`, the oldest first.
             /// Returns how many in all.
             trim_audit_log(kept: Duration, rows: u64, limit: usize) -> u64 = WRITE |tx| audit_log::trim(tx, *kept, *rows, *limit);
+            /// Keeps what an agent reports now, instead of its last report. `label` is that of its
+            /// token.
+            ///
+            /// # Errors
+            /// [`crate::Error::Format`] if it is a new agent and there are very many.
+            report_agent(name: AgentName, label: Option<String>, report: AgentReport) -> ()
+                = GROW |tx| agents::report(tx, name, label.as_deref(), report);
+            /// Agents by name, each with its last report.
+            agents(after: Option<String>, limit: usize) -> Page<AgentInfo> = READ |tx| agents::list(tx, after.as_deref(), *limit);
+            /// Deletes reports that are older than `kept`; returns how many.
+            forget_agents(kept: Duration) -> u64 = WRITE |tx| agents::forget(tx, *kept);
         }
     };
 }

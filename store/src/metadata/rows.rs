@@ -30,6 +30,8 @@ pub use stats::*;
 
 pub(crate) use prefixes::{PASSES, WAYPOINT, levels, short, steps, waypoints};
 
+pub use pfr_schema::AgentName;
+pub use pfr_schema::api::{AgentInfo, AgentReport};
 pub use pfr_schema::api::{AuditRecord, Quota, QuotaLimits, RepositoryInfo, RetentionPolicies, SignatureManifest, SigningPolicies};
 use pfr_schema::api::{TagInfo, TagState};
 use pfr_schema::codec::Codec;

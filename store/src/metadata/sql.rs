@@ -3,7 +3,7 @@
 use super::Health;
 use super::fail::{Fail, Outcome};
 use pfr_schema::codec::Codec;
-use pfr_schema::{AccessScope, AccessTokenId, Digest, DomainName, Kind, RepositoryName, Tag};
+use pfr_schema::{AccessScope, AccessTokenId, AgentName, Digest, DomainName, Kind, RepositoryName, Tag};
 use std::borrow::Cow;
 
 /// A statement.
@@ -129,6 +129,7 @@ parameters! {
     &'a AccessTokenId, value => Value::Text(Some(value.as_str().into()));
     Option<&'a DomainName>, value => Value::Text(value.map(|name| name.as_str().into()));
     &'a DomainName, value => Value::Text(Some(value.as_str().into()));
+    &'a AgentName, value => Value::Text(Some(value.as_str().into()));
     &'a RepositoryName, value => Value::Text(Some(value.as_str().into()));
     &'a Tag, value => Value::Text(Some(value.as_str().into()));
     &Digest, value => Value::Bytes(Some(value.to_key().into()));
@@ -234,6 +235,7 @@ cells! {
     AccessTokenId: row, at => row.text(at, |text| Ok(text.parse()?));
     Vec<AccessScope>: row, at => row.text(at, |text| Ok(text.split(' ').map(str::parse).collect::<Result<_, _>>()?));
     DomainName: row, at => row.text(at, |text| Ok(text.parse()?));
+    AgentName: row, at => row.text(at, |text| Ok(text.parse()?));
     RepositoryName: row, at => row.text(at, |text| Ok(text.parse()?));
     Tag: row, at => row.text(at, |text| Ok(text.parse()?));
     Vec<u8>: row, at => row.bytes(at, |bytes| Ok(bytes.to_vec()));

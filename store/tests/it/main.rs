@@ -5,6 +5,7 @@
 #[macro_use]
 mod common;
 mod access;
+mod agents;
 mod audit_log;
 mod catalogue;
 mod clock;

@@ -129,13 +129,13 @@ async fn a_token_opens_the_pages_of_its_repositories_and_no_page_tells_of_others
     {
         assert!(pages.contains_key(&wanted), "{wanted}: {:?}", pages.keys());
     }
-    for closed in ["/ui/-/storage", "/ui/-/tasks", "/metrics"] {
+    for closed in ["/ui/-/storage", "/ui/-/engines", "/ui/-/tasks", "/metrics"] {
         assert!(!pages.contains_key(closed), "{closed} is offered");
     }
     let form = signed(registry.request(Method::POST, &format!("{PAGE}/step-1/verify")), Some(&reader));
     let verified = page_with(StatusCode::OK, form.send().await.expect("an answer")).await;
     assert_eq!(tells(&verified), None, "{verified}");
-    for path in ["/ui/-/storage", "/ui/-/tasks"] {
+    for path in ["/ui/-/storage", "/ui/-/engines", "/ui/-/tasks"] {
         let text = failure(StatusCode::FORBIDDEN, browse_as(&registry, Some(&reader), path).await).await;
         assert!(text.contains("Another token may see more") && !text.contains("href=\"/ui/-/tasks\""), "{text}");
     }

@@ -1,6 +1,6 @@
 //! What operators do with captured state: find it by its tokens, empty a host.
 
-use pfr_tests::{Host, Model, Registry};
+use pfr_tests::{Host, Model, Registry, wait_for};
 
 fn tokens_file(host: &Host, name: &str, tokens: &[u32]) -> String {
     let path = host.pf.path(name);
@@ -72,4 +72,27 @@ fn a_host_is_emptied_and_another_takes_over() {
         let report = b.restore(&format!("team/{reference}"), "there");
         assert_eq!(there.generate(report["sequence"].as_str().unwrap(), 9), way, "{item}");
     }
+}
+
+#[test]
+fn the_registry_shows_the_engines_and_drains_of_each_host() {
+    let registry = Registry::start();
+    let host = |name: &str| Host::with(&registry.url(), &["--report-interval", "1", "--report-name", name]);
+    let (a, _b) = (host("gpu-a"), host("gpu-b"));
+    let mut engine = a.engine("one", Model::Hybrid, &[]);
+    engine.open(&Model::Hybrid.prompt(20));
+    a.pf.json(&["drain", "team/evacuated"]);
+    let answer = wait_for("both reports", 60, || {
+        let answer = registry.get("/v1/agents");
+        ["\"state\":\"done\"", "\"gpu-b\""].iter().all(|words| answer.contains(words)).then_some(answer)
+    });
+    let list: serde_json::Value = serde_json::from_str(&answer[answer.find('{').unwrap()..]).unwrap();
+    let [one, two] = &list["agents"].as_array().unwrap()[..] else { panic!("two agents in {list}") };
+    assert_eq!((&one["name"], &two["name"]), (&"gpu-a".into(), &"gpu-b".into()));
+    let (engine, job) = (&one["report"]["engines"][0], &one["report"]["jobs"][0]);
+    assert_eq!((&engine["engine"], &engine["state"], &engine["snapshots"]), (&"one".into(), &"ready".into(), &1.into()), "{list}");
+    assert!(job["kind"] == "drain" && job["about"].as_str().unwrap().ends_with("team/evacuated"), "{list}");
+    assert_eq!(two["report"]["engines"], serde_json::json!([]), "{list}");
+    let page = registry.get("/ui/-/engines");
+    assert!(["gpu-a", "gpu-b", ">one<", "team/evacuated"].iter().all(|words| page.contains(words)), "{page}");
 }

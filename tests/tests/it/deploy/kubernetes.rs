@@ -135,7 +135,9 @@ fn pods_get_the_time_that_their_programs_take_to_stop() {
 /// The variables that a container itself sets.
 fn environment(container: &Value) -> Environment {
     let text = |value: &Value| value.as_str().unwrap().to_owned();
-    items(&container["env"]).iter().map(|variable| (text(&variable["name"]), text(&variable["value"]))).collect()
+    // The name of the node is known to its pods only.
+    let given = items(&container["env"]).iter().filter(|variable| variable.get("valueFrom").is_none());
+    given.map(|variable| (text(&variable["name"]), text(&variable["value"]))).collect()
 }
 
 /// Lines `NAME=value`.

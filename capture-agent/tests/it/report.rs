@@ -1,0 +1,88 @@
+//! Reports to a registry: they say what there is, and a registry that takes none holds up nothing.
+
+use crate::common::engine::Synthetic;
+use crate::common::layout::Spec;
+use crate::common::{Host, capture, eager, host_with, registry, tokens};
+use pfr_agent::report;
+use pfr_client::{Remote, RemoteOptions};
+use pfr_schema::agent::{DrainRequest, JobRequest, JobState};
+use pfr_schema::api::{AgentEngineState, AgentInfo, AgentJobKind};
+use std::time::Duration;
+use tokio::net::TcpListener;
+
+async fn host(registry: Option<String>, seconds: u64) -> Host {
+    host_with(|config| {
+        eager(config);
+        config.registry = registry;
+        config.report_interval = Duration::from_secs(seconds);
+        config.report_name = Some("gpu-1".parse().unwrap());
+    })
+    .await
+}
+
+/// Waits until a registry has a report for which something holds.
+async fn reported(remote: &Remote, what: &str, holds: impl Fn(&AgentInfo) -> bool) -> AgentInfo {
+    let waited = async {
+        loop {
+            let agents = remote.agents(None, 10).await.unwrap().agents;
+            match agents.into_iter().find(|agent| holds(agent)) {
+                Some(agent) => return agent,
+                None => tokio::time::sleep(Duration::from_millis(20)).await,
+            }
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), waited).await.unwrap_or_else(|_| panic!("waited in vain until {what}"))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_registry_learns_of_engines_and_of_drains() {
+    let dir = tempfile::tempdir().unwrap();
+    let url = registry(dir.path()).await;
+    let host = host(Some(url.clone()), 1).await;
+    let reports = tokio::spawn(report::run(host.agent.clone()));
+    let remote = Remote::new(&url, RemoteOptions::default()).unwrap();
+    let empty = reported(&remote, "it is known", |_| true).await;
+    assert_eq!((empty.name.as_str(), empty.silent, empty.report.interval_seconds), ("gpu-1", false, 1));
+
+    let engine = Synthetic::start(&host.agent, Spec::hybrid("e"));
+    engine.add("s", &tokens(30));
+    let known = reported(&remote, "its engine is known", |agent| !agent.report.engines.is_empty()).await;
+    let fingerprint = host.agent.engines().list()[0].fingerprint;
+    let [found] = &known.report.engines[..] else { panic!("one engine in {known:?}") };
+    assert_eq!((found.engine.as_str(), found.fingerprint, found.state), ("e", fingerprint, AgentEngineState::Ready));
+
+    let repository = format!("{url}/away");
+    let request = DrainRequest { repository: repository.clone(), ..DrainRequest::default() };
+    let begun = host.agent.begin(JobRequest::Drain(request)).await.unwrap();
+    let ended = host.agent.jobs().wait(&begun.id).await.unwrap();
+    assert_eq!(ended.state, JobState::Done, "{ended:?}");
+    let drained = reported(&remote, "its drain has ended", |agent| agent.report.jobs.iter().any(|job| job.ended_at.is_some())).await;
+    let [job] = &drained.report.jobs[..] else { panic!("one job in {drained:?}") };
+    assert_eq!((job.id.as_str(), job.kind, job.about.as_ref()), (begun.id.as_str(), AgentJobKind::Drain, Some(&repository)));
+    assert_eq!((job.state, job.bytes_done, job.ended_at), (JobState::Done, ended.bytes_done, ended.ended_at));
+    reports.abort();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_registry_that_hangs_holds_up_nothing() {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+    let host = host(Some(format!("http://{}", listener.local_addr().unwrap())), 1).await;
+    let engine = Synthetic::start(&host.agent, Spec::hybrid("e"));
+    engine.add("s", &tokens(30));
+    let reports = tokio::spawn(report::run(host.agent.clone()));
+    // The report is under way, and gets no answer.
+    let _silent = listener.accept().await.unwrap();
+    capture(&host, "e", "t").await;
+    assert!(!reports.is_finished());
+    reports.abort();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_reported_without_a_registry_or_an_interval() {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    for (registry, seconds) in [(None, 1), (Some(url), 0)] {
+        let host = host(registry, seconds).await;
+        tokio::time::timeout(Duration::from_secs(20), report::run(host.agent.clone())).await.expect("it ends at once");
+    }
+}

@@ -1,0 +1,28 @@
+//! Endpoints of capture agents.
+
+use super::Remote;
+use super::read::page;
+use crate::error::Result;
+use pfr_schema::{AgentName, api};
+use reqwest::Method;
+
+impl Remote {
+    /// Reports what an agent has and does. It is tried once, without a time limit, and belongs to
+    /// no trace: another report follows soon.
+    ///
+    /// # Errors
+    /// `not_found` from a registry of an older version; `denied`; `too_large` if the registry has
+    /// very many agents.
+    pub async fn report_agent(&self, name: &AgentName, report: &api::AgentReport) -> Result<()> {
+        let request = self.with_json(Method::PUT, self.path(&["agents", name.as_str()]), report)?;
+        self.send_once(request()).await
+    }
+
+    /// Agents that report to the registry, by name: at most `limit`, from the one after `after`.
+    ///
+    /// # Errors
+    /// `not_found` from a registry of an older version; `denied`.
+    pub async fn agents(&self, after: Option<&str>, limit: usize) -> Result<api::AgentList> {
+        self.get(page(self.path(&["agents"]), after, limit)).await
+    }
+}

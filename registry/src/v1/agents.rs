@@ -1,0 +1,64 @@
+//! Reports of capture agents: what the hosts of a fleet have and do.
+
+use super::Answer;
+use crate::auth::{Access, Admin, AllRepositories, Caller, Push, SomeRepositories};
+use crate::domains::Domain;
+use crate::failures;
+use crate::http::json::JsonBody;
+use crate::http::path::Path;
+use crate::http::query::{Paging, Query};
+use crate::problem::ApiError;
+use axum::Json;
+use axum::http::StatusCode;
+use pfr_schema::{AgentName, api};
+use pfr_store::Page;
+
+/// Lists agents by name, each with its last report
+///
+/// An agent that has not reported for a day is forgotten. References and notes of jobs are shown to
+/// callers that see all repositories.
+#[utoipa::path(
+    get, path = "/v1/agents", operation_id = "list_agents", tag = "operations",
+    params(Paging),
+    responses((status = 200, description = "One page", body = api::AgentList), failures::Listing),
+)]
+pub(crate) async fn list(
+    Access { domain, caller, .. }: Access<Admin, AllRepositories>,
+    Query(paging): Query<Paging>,
+) -> Answer<Json<api::AgentList>> {
+    let (after, limit) = paging.checked()?;
+    let page = seen(&domain, &caller, after, limit).await?;
+    Ok(Json(api::AgentList { agents: page.rows, next: page.next }))
+}
+
+/// Agents of a domain, as far as a caller may see them: what a drain pushes and a warm pulls names
+/// repositories.
+pub(crate) async fn seen(domain: &Domain, caller: &Caller, after: Option<String>, limit: usize) -> Answer<Page<api::AgentInfo>> {
+    let mut page = domain.store.metadata().agents(after, limit).await?;
+    if !caller.sees_everything() {
+        for job in page.rows.iter_mut().flat_map(|agent| &mut agent.report.jobs) {
+            (job.about, job.note) = (None, None);
+        }
+    }
+    Ok(page)
+}
+
+/// Takes the report of an agent
+///
+/// It replaces the last report of this agent. A token that may push to any repository of the domain
+/// may report, under any name: the list says which token it was.
+#[utoipa::path(
+    put, path = "/v1/agents/{agent}", operation_id = "report_agent", tag = "operations",
+    params(("agent" = AgentName, Path, description = "Its name: that of its host")),
+    request_body(content = api::AgentReport),
+    responses((status = 204, description = "It is kept"), failures::Setting),
+)]
+pub(crate) async fn report(
+    Access { domain, caller, .. }: Access<Push, SomeRepositories>,
+    Path(name): Path<AgentName>,
+    JsonBody { value: report, .. }: JsonBody<api::AgentReport>,
+) -> Answer<StatusCode> {
+    report.check().map_err(|error| ApiError::invalid(error.to_string()))?;
+    domain.store.metadata().report_agent(name, caller.label().map(str::to_owned), report).await?;
+    Ok(StatusCode::NO_CONTENT)
+}

@@ -1,0 +1,121 @@
+//! Reports of capture agents: taken, listed, and shown as what was once they are old.
+
+use crate::common::{Registry, ok, refused};
+use object_store::memory::InMemory;
+use pfr_schema::{Digest, ErrorCode, api};
+use pfr_store::{Clock, Options, SqliteMetadata, Store};
+use reqwest::{Method, StatusCode};
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+fn report(version: &str) -> Value {
+    json!({
+        "version": version, "interval_seconds": 30,
+        "engines": [{
+            "engine": "e", "fingerprint": Digest::sha256(b"f"), "state": "incomplete", "note": "rank 1 of 2",
+            "snapshots": 1, "restores": 0, "staged": 0,
+        }],
+        "jobs": [{
+            "id": "j", "kind": "drain", "about": "undisclosed/vault", "state": "failed", "begun_at": 1, "bytes_done": 5, "bytes_total": 9,
+            "note": "undisclosed/vault: no room",
+        }],
+    })
+}
+
+async fn list(registry: &Registry, base: &str) -> Vec<api::AgentInfo> {
+    let list: api::AgentList = ok(registry.get(&format!("{base}/v1/agents")).await).await;
+    list.agents
+}
+
+#[tokio::test]
+async fn the_last_report_of_each_agent_is_listed_in_its_domain() {
+    let registry = Registry::start().await;
+    let _: api::DomainInfo = ok(registry.put("/v1/domains/acme", &json!({})).await).await;
+    for (path, version) in
+        [("/v1/agents/gpu-1", "1"), ("/v1/agents/gpu-1", "2"), ("/v1/agents/gpu-1", "2"), ("/domains/acme/v1/agents/x.y", "3")]
+    {
+        let answer = registry.put(path, &report(version)).await;
+        assert_eq!(answer.status(), StatusCode::NO_CONTENT, "{path}");
+        assert!(answer.bytes().await.expect("no body").is_empty(), "{path}");
+    }
+    let (here, there) = (list(&registry, "").await, list(&registry, "/domains/acme").await);
+    let [agent] = &here[..] else { panic!("one agent in {here:?}") };
+    assert_eq!((agent.name.as_str(), agent.silent, agent.label.as_deref()), ("gpu-1", false, None));
+    assert_eq!(serde_json::to_value(&agent.report).expect("JSON"), report("2"));
+    assert_eq!((there.len(), there[0].name.as_str(), there[0].report.version.as_str()), (1, "x.y", "3"));
+    for number in 2..5 {
+        assert!(registry.put(&format!("/v1/agents/gpu-{number}"), &report("1")).await.status().is_success());
+    }
+    let page: api::AgentList = ok(registry.get("/v1/agents?limit=3").await).await;
+    assert_eq!((page.agents.len(), page.next.as_deref()), (3, Some("gpu-3")));
+    let page: api::AgentList = ok(registry.get("/v1/agents?limit=3&after=gpu-3").await).await;
+    assert_eq!((page.agents.len(), page.next), (1, None));
+}
+
+#[tokio::test]
+async fn a_report_that_is_none_is_refused_and_the_last_one_stays() {
+    let registry = Registry::start().await;
+    assert!(registry.put("/v1/agents/gpu-1", &report("1")).await.status().is_success());
+    for (place, value, word) in [
+        ("/interval_seconds", json!(0), "1 to 3600"),
+        ("/interval_seconds", json!("30"), "interval_seconds"),
+        ("/engines/0/state", json!("asleep"), "asleep"),
+        ("/engines/0/engine", json!("e".repeat(129)), "128 characters"),
+        ("/engines", json!(vec![report("1")["engines"][0].clone(); 65]), "at most 64"),
+        ("/jobs", Value::Null, "jobs"),
+    ] {
+        let mut wrong = report("2");
+        *wrong.pointer_mut(place).expect("a place") = value;
+        let detail = refused(registry.put("/v1/agents/gpu-1", &wrong).await, ErrorCode::InvalidRequest).await;
+        assert!(detail.contains(word), "{place}: {detail}");
+    }
+    let mut unknown = report("2");
+    unknown["hosts"] = json!(7);
+    let detail = refused(registry.put("/v1/agents/gpu-1", &unknown).await, ErrorCode::InvalidRequest).await;
+    assert!(detail.contains("hosts"), "{detail}");
+    for name in ["-gpu", "a%2Fb", "a%20b", &"a".repeat(254)] {
+        refused(registry.put(&format!("/v1/agents/{name}"), &report("2")).await, ErrorCode::InvalidName).await;
+    }
+    refused(registry.put("/domains/nowhere/v1/agents/gpu-1", &report("2")).await, ErrorCode::DomainUnknown).await;
+    refused(registry.get("/v1/agents?limit=0").await, ErrorCode::InvalidRequest).await;
+    let listed = list(&registry, "").await;
+    assert_eq!((listed.len(), listed[0].report.version.as_str()), (1, "1"));
+}
+
+#[tokio::test]
+async fn an_agent_that_reports_no_more_is_silent_and_every_replica_says_so() {
+    let ahead = Arc::new(AtomicU64::new(0));
+    let clock = {
+        let (ahead, system) = (Arc::clone(&ahead), Clock::system());
+        Clock::new(move || system.now() + ahead.load(Ordering::Relaxed))
+    };
+    let metadata = SqliteMetadata::open_in_memory(clock.clone()).await.expect("metadata");
+    let store = Store::new(Arc::new(InMemory::new()), metadata, Options { clock, ..Options::default() });
+    let (one, two) = (Registry::start_over(store.clone()).await, Registry::start_over(store).await);
+    assert!(one.put("/v1/agents/gpu-1", &report("1")).await.status().is_success());
+    let silent = async || [list(&one, "").await[0].silent, list(&two, "").await[0].silent];
+    assert_eq!(silent().await, [false, false]);
+    ahead.store(91_000, Ordering::Relaxed);
+    assert_eq!(silent().await, [true, true]);
+    assert!(two.put("/v1/agents/gpu-1", &report("1")).await.status().is_success());
+    assert_eq!(silent().await, [false, false]);
+}
+
+#[tokio::test]
+async fn references_of_jobs_are_shown_to_callers_that_see_all_repositories() {
+    let registry = Registry::start_with(|config| config.require_tokens = true).await;
+    let host = registry.token(&["team/*:push"]).await;
+    let put = registry.request(Method::PUT, "/v1/agents/gpu-1").json(&report("1"));
+    assert_eq!(registry.send_as(&host, put).await.status(), StatusCode::NO_CONTENT);
+    let all = registry.token(&["*:pull,admin"]).await;
+    let some = registry.token(&["*:admin", "team/*:pull"]).await;
+    for (token, shown) in [(&all, true), (&some, false)] {
+        for path in ["/v1/agents", "/ui/-/engines"] {
+            let answer = registry.send_as(token, registry.request(Method::GET, path)).await;
+            let (status, text) = (answer.status(), answer.text().await.expect("text"));
+            assert_eq!((status, text.contains("undisclosed")), (StatusCode::OK, shown), "{path}: {text}");
+            assert!(text.contains("gpu-1") && text.contains("failed") && text.contains("test"), "{path}: {text}");
+        }
+    }
+}
