@@ -260,8 +260,8 @@ impl Domains {
         let before = catalogue.domain(name.clone()).await?;
         if before.is_none() && self.is_half_removed(name).await? {
             return Err(Error::Invalid(format!(
-                "domain {name} was being deleted when the catalogue was lost, and some of it is left: \
-                 delete it once more, and make it when it is gone"
+                "some of domain {name} is left, and its marker is not there. Make sure that its storage is mounted and complete: \
+                 then the domain was being deleted when the catalogue was lost; delete it once more, and make it when it is gone"
             )));
         }
         // A name is not free again within the time that passes until the row is made.

@@ -140,7 +140,7 @@ impl<'a> Session<'a> {
         let first = plan_below(parts.next().unwrap_or_default(), &above.blobs, source, &destination, limits).await?;
         let in_parts = parts.peek().is_some();
         // After another try, what that one sent would count as deduplicated.
-        let is_first_try = self.progress.bytes_deduplicated() == 0 && (!in_parts || sent.blobs == 0);
+        let is_first_try = self.progress.bytes_deduplicated() == 0 && sent.blobs == 0;
         let upload = async {
             let mut below = first;
             loop {
@@ -166,11 +166,9 @@ impl<'a> Session<'a> {
             error = self.keep_leases() => return Err(error),
             done = upload => done?,
         }
-        if in_parts {
-            // Page chunks that the registry has, and what others sent.
-            let known = sent.raw_bytes.saturating_add(self.progress.bytes_deduplicated());
-            self.progress.add_bytes_deduplicated(total_bytes.saturating_sub(known));
-        }
+        // Page chunks that the registry has, what others sent, and what it had before another try.
+        let known = sent.raw_bytes.saturating_add(self.progress.bytes_deduplicated());
+        self.progress.add_bytes_deduplicated(total_bytes.saturating_sub(known));
         Ok(())
     }
 

@@ -115,9 +115,11 @@ async fn a_session_that_the_registry_forgot_is_opened_again() {
     let mut uploads = 0;
     let front = Front::start(&registry.url, move |seen| {
         uploads += usize::from(upload(seen));
-        if uploads == 4 && upload(seen) { Fate::Refuse(ErrorCode::PushUnknown) } else { Fate::Pass }
+        // Four are under way at a time: two have arrived.
+        if uploads == 6 && upload(seen) { Fate::Refuse(ErrorCode::PushUnknown) } else { Fate::Pass }
     });
-    push_dir(&remote(&front.url), source.path(), "t").await.unwrap();
+    let pushed = push_dir(&remote(&front.url), source.path(), "t").await.unwrap();
+    assert_eq!(pushed.bytes_deduplicated + pushed.bytes_sent_raw, pushed.bytes_raw, "the registry had none of it before");
     let opened = front.seen().iter().filter(|s| s.path.ends_with("/pushes")).count();
     assert_eq!(opened, 2);
     let sent: usize = front.seen().iter().filter(|s| upload(s)).map(|s| s.body.len()).sum();

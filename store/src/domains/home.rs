@@ -111,7 +111,7 @@ impl DomainHome {
     /// Whether the place of a domain has a marker.
     async fn has_marker(&self, name: &DomainName) -> Result<bool> {
         match &self.packs {
-            DomainPacks::Files { root, inside } => Ok(folder(root, name).join(inside).join(marker::KEY).exists()),
+            DomainPacks::Files { root, inside } => is_there(&folder(root, name).join(inside).join(marker::KEY)),
             DomainPacks::Bucket(bucket) => match bucket.head(&prefix(name).join(marker::KEY)).await {
                 Ok(_) => Ok(true),
                 Err(object_store::Error::NotFound { .. }) => Ok(false),
@@ -124,7 +124,7 @@ impl DomainHome {
     /// before the end of a creation.
     pub(super) async fn is_half_removed(&self, name: &DomainName) -> Result<bool> {
         let has_tables = match &self.tables {
-            DomainTables::Files(root) => folder(root, name).join(DATABASE).exists(),
+            DomainTables::Files(root) => is_there(&folder(root, name).join(DATABASE))?,
             #[cfg(feature = "postgres")]
             DomainTables::Postgres(_) => false,
         };
@@ -223,6 +223,16 @@ fn prefix(name: &DomainName) -> Path {
     Path::from(DomainName::FOLDER).join(name.as_str())
 }
 
+/// Whether something lies at `path`. A disk that cannot be read is an error: a domain whose marker
+/// is not there may be deleted.
+fn is_there(path: &std::path::Path) -> Result<bool> {
+    match std::fs::metadata(path) {
+        Ok(_) => Ok(true),
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => Ok(false),
+        Err(error) => Err(Error::io("directory", path, &error)),
+    }
+}
+
 async fn remove_object(bucket: &Arc<dyn ObjectStore>, at: &Path) -> Result<()> {
     match bucket.delete(at).await {
         Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
@@ -248,4 +258,29 @@ async fn removed(what: PathBuf, remove: fn(&std::path::Path) -> io::Result<()>) 
     };
     let done = tokio::task::spawn_blocking(work).await.map_err(|e| Error::Internal(e.to_string()))?;
     done.map_err(|e| Error::io("directory", &path, &e))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_marker_that_cannot_be_looked_for_is_not_taken_for_one_that_is_gone() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let packs = DomainPacks::Files { root: dir.path().into(), inside: "packs" };
+        let home = DomainHome { tables: DomainTables::Files(dir.path().into()), packs };
+        let name: DomainName = "a".parse().expect("a name");
+        let inside = folder(dir.path(), &name).join("packs");
+        std::fs::create_dir_all(&inside).expect("a folder");
+        std::fs::write(folder(dir.path(), &name).join(DATABASE), b"").expect("a file");
+        assert!(home.is_half_removed(&name).await.expect("it is looked at"), "it has no marker");
+        // A file that the disk does not give: a link to itself.
+        std::os::unix::fs::symlink(marker::KEY, inside.join(marker::KEY)).expect("a link");
+        let looked = home.is_half_removed(&name).await;
+        assert!(matches!(looked, Err(Error::Unavailable { .. })), "it would be deleted: {looked:?}");
+        // A file beside the folders of domains is none of them.
+        std::fs::remove_file(inside.join(marker::KEY)).expect("the link");
+        std::fs::write(dir.path().join(DomainName::FOLDER).join("notes"), b"").expect("a file");
+        assert!(home.find().await.expect("they are looked for").is_empty());
+    }
 }

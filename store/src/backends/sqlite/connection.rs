@@ -104,7 +104,7 @@ impl Database {
                                 current: Some(SqliteTx::on(connection)),
                                 readers,
                                 checkpointer,
-                                refused: false,
+                                begins_anew: false,
                                 written_before: 0,
                                 rows_written: &counter,
                             }
@@ -275,6 +275,17 @@ fn in_savepoint(tx: &mut SqliteTx, job: Work) -> Result<Value> {
     }
 }
 
+/// Whether this failure of a transaction stays until all connections were closed.
+///
+/// One is a database that was read-only. The other is a failed fsync of the log: the kernel counts
+/// pages as written that are not on disk, and among them are those of commits that did not wait.
+/// Later commits would be durable only as far as these pages are. The last connection that is
+/// closed copies the log into the database file and removes it.
+fn needs_new_connections(error: &rusqlite::Error) -> bool {
+    let codes = error.sqlite_error();
+    codes.is_some_and(|e| e.code == rusqlite::ErrorCode::ReadOnly || e.extended_code == rusqlite::ffi::SQLITE_IOERR_FSYNC)
+}
+
 /// A connection for the writer.
 fn connect(files: Option<&Files>) -> std::result::Result<Connection, files::Failed> {
     files.map_or_else(files::in_memory, |files| files.connect(files::BUSY_TIMEOUT))
@@ -285,8 +296,8 @@ struct Writer<'a> {
     current: Option<SqliteTx>,
     readers: Option<&'a Readers>,
     checkpointer: Option<Checkpointer>,
-    /// Whether the last transaction found the database read-only.
-    refused: bool,
+    /// Whether all connections are to be closed before the next transaction.
+    begins_anew: bool,
     /// Rows that earlier connections wrote.
     written_before: u64,
     rows_written: &'a AtomicU64,
@@ -295,7 +306,7 @@ struct Writer<'a> {
 impl Writer<'_> {
     fn run(mut self, queue: &mpsc::Receiver<Job>) {
         while let Ok(first) = self.next(queue) {
-            if self.current.as_ref().is_none_or(|tx| self.refused || is_read_only(tx)) {
+            if self.current.as_ref().is_none_or(|tx| self.begins_anew || is_read_only(tx)) {
                 self.close_all();
             }
             let files = self.readers.map(|readers| &readers.files);
@@ -311,7 +322,7 @@ impl Writer<'_> {
             if let Some(files) = files {
                 files.save_space(connection);
             }
-            self.refused = failure.as_ref().is_some_and(|error| error.sqlite_error_code() == Some(rusqlite::ErrorCode::ReadOnly));
+            self.begins_anew = failure.as_ref().is_some_and(needs_new_connections);
             let reason = failure.map(|e| e.to_string());
             for reply in replies {
                 reply(reason.as_deref());

@@ -114,6 +114,16 @@ async fn only_what_may_be_undone_does_not_wait_for_the_disk() {
     assert_eq!(typed::<i64>(joins.await.expect("it is read")).expect("a number"), 2, "it comes into a commit that waits anyway");
 }
 
+#[test]
+fn no_commit_follows_in_a_log_whose_fsync_failed() {
+    let failure = |code| rusqlite::Error::SqliteFailure(rusqlite::ffi::Error::new(code), None);
+    assert!(needs_new_connections(&failure(rusqlite::ffi::SQLITE_IOERR_FSYNC)), "it may have lost commits that did not wait");
+    assert!(needs_new_connections(&failure(rusqlite::ffi::SQLITE_READONLY)));
+    for code in [rusqlite::ffi::SQLITE_FULL, rusqlite::ffi::SQLITE_IOERR_WRITE, rusqlite::ffi::SQLITE_BUSY] {
+        assert!(!needs_new_connections(&failure(code)), "{code}");
+    }
+}
+
 impl Database {
     async fn writes<T: Send + 'static>(&self, job: impl FnOnce(&mut SqliteTx) -> Result<T> + Send + 'static) -> Result<T> {
         typed(self.write(untyped(job)).await?)
