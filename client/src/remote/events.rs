@@ -4,7 +4,7 @@ use super::Remote;
 use super::backoff::WAITS;
 use crate::error::Result;
 pub use pfr_schema::api::Followed;
-use pfr_schema::api::{self, EventId, EventKind, RESET};
+use pfr_schema::api::{EventId, EventKind, RESET};
 use pfr_schema::sse::{Block, Blocks};
 use pfr_schema::{Pattern, json};
 use reqwest::header::ACCEPT;
