@@ -81,7 +81,7 @@ fn the_registry_shows_the_engines_and_drains_of_each_host() {
     let (a, _b) = (host("gpu-a"), host("gpu-b"));
     let mut engine = a.engine("one", Model::Hybrid, &[]);
     engine.open(&Model::Hybrid.prompt(20));
-    a.pf.json(&["drain", "team/evacuated"]);
+    drop(a.pf.json(&["drain", "team/evacuated"]));
     let answer = wait_for("both reports", 60, || {
         let answer = registry.get("/v1/agents");
         ["\"state\":\"done\"", "\"gpu-b\""].iter().all(|words| answer.contains(words)).then_some(answer)
