@@ -378,13 +378,8 @@ impl Domains {
             return Err(Error::Invalid("the default domain cannot be deleted".into()));
         }
         let catalogue = self.catalogue();
-        if catalogue.domain(name.clone()).await?.is_none() && self.is_half_removed(name).await? {
-            match catalogue.create_domain(name.clone(), None, None).await {
-                Ok(_) | Err(Error::DomainBusy(_)) => {}
-                Err(error) => return Err(error),
-            }
-        }
-        let row = catalogue.delete_domain(name.clone(), self.audit_entry()).await?;
+        let is_left = catalogue.domain(name.clone()).await?.is_none() && self.is_half_removed(name).await?;
+        let row = catalogue.delete_domain(name.clone(), is_left, self.audit_entry()).await?;
         self.0.open.lock().remove(name);
         Ok(info(row))
     }

@@ -260,7 +260,11 @@ impl Keys {
 }
 
 /// Whether no store has used this storage, as far as can be seen: tables that are lost do not make
-/// one new whose packs are in the clear.
+/// one new whose packs are in the clear. A bucket without the right to list counts as new.
+///
+/// # Errors
+/// [`Error::NotPermitted`] for a folder that may not be listed: packs in the clear may lie there,
+/// so no domain in it is encrypted. [`Error::Unavailable`].
 #[boxed]
 pub(crate) async fn is_new(packs: &dyn ObjectStore) -> Result<bool> {
     match packs.head(&Path::from(marker::KEY)).await {

@@ -10,6 +10,7 @@ use crate::store::document_frame;
 use bytes::Bytes;
 use pfr_schema::frame::end_mark;
 use pfr_schema::{Digest, Document, FormatError, Image, Kind, RepositoryName, Tag};
+use std::collections::HashSet;
 
 impl Store {
     /// Stores a manifest or an index in `repository`, as it came, and points tags at it. `named` is
@@ -118,6 +119,8 @@ impl Store {
         };
         // The bytes of a manifest may be here as a blob, which cannot be pulled as a manifest.
         missing.extend(self.metadata.blobs_missing(repository.clone(), manifests, true).await?);
+        let mut named = HashSet::new();
+        missing.retain(|digest| named.insert(*digest));
         if missing.is_empty() { Ok(()) } else { Err(Error::Missing { container, missing }) }
     }
 

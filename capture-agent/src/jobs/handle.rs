@@ -125,7 +125,7 @@ impl Handle {
         (moved.done, moved.progress) = (bytes, None);
     }
 
-    /// Waits before the next try, and says so, if a later try may succeed.
+    /// Waits before the next try, and says so, if a registry may answer then.
     ///
     /// # Errors
     /// The failure, if not.
@@ -133,12 +133,28 @@ impl Handle {
         if !matches!(&error, Error::Client(error) if error.retryable()) {
             return Err(error);
         }
+        self.wait(agent, tries, error).await;
+        Ok(())
+    }
+
+    /// The same for work of this host alone, whose disk or store may fail for a while.
+    ///
+    /// # Errors
+    /// The failure, if a later try cannot succeed.
+    pub async fn again_here(&self, agent: &Agent, tries: &mut Tries, error: Error) -> Result<()> {
+        if !error.code().retryable() {
+            return Err(error);
+        }
+        self.wait(agent, tries, error).await;
+        Ok(())
+    }
+
+    async fn wait(&self, agent: &Agent, tries: &mut Tries, error: Error) {
         tries.0 += 1;
         let wait = Backoff::new(agent.config().push_retry, agent.config().push_retry_max).wait(tries.0);
-        tracing::warn!(job = self.id, %error, again_in = ?wait, "a job waits for a registry");
+        tracing::warn!(job = self.id, %error, again_in = ?wait, "a job waits for its next try");
         self.update(|job| job.note = Some(format!("{error}; the next try is in {:.1} s", wait.as_secs_f64())));
         tokio::time::sleep(wait).await;
         self.update(|job| job.note = None);
-        Ok(())
     }
 }

@@ -26,6 +26,9 @@ struct Keep {
     ends_at: u64,
     /// Raw bytes of everything that it lists.
     bytes: u64,
+    /// Whether the store said that it is pinned, since this process started.
+    #[serde(skip)]
+    pinned: bool,
 }
 
 impl Record for Keep {
@@ -51,23 +54,20 @@ struct Inner {
 }
 
 impl Keeps {
-    /// Opens the list, sets its pins again, and ends each in its time.
+    /// Opens the list, sets its pins again, and ends each in its time. A pin that cannot be set now
+    /// is set later; until then its snapshot does not count as kept.
     pub async fn open(config: &Config, store: Store) -> Result<Self> {
         let files: Files<Keep> = Files::open(config.kept_dir()).await?;
         let kept = files.load().await?;
         let keeps = Self(Arc::new(Inner { store, files, kept: Mutex::new(kept), turn: tokio::sync::Mutex::default() }));
-        let found: Vec<Keep> = keeps.0.kept.lock().values().cloned().collect();
-        for keep in found {
-            // The agent may have ended between the file and the pin.
-            keeps.0.pin(&keep, true).await;
-        }
-        keeps.0.expire().await;
+        // The agent may have ended between the file and the pin.
+        keeps.0.look().await;
         let kept = Arc::downgrade(&keeps.0);
         tokio::spawn(async move {
             loop {
                 tokio::time::sleep(LOOK).await;
                 let Some(kept) = kept.upgrade() else { return };
-                kept.expire().await;
+                kept.look().await;
             }
         });
         Ok(keeps)
@@ -81,15 +81,19 @@ impl Keeps {
     pub async fn keep(&self, repository: &RepositoryName, digest: Digest, ends_at: u64, bytes: u64) -> Result<u64> {
         let id = hex::encode(&Digest::sha256(format!("{repository}@{digest}").as_bytes()).as_bytes()[..16]);
         let _turn = self.0.turn.lock().await;
-        let before = self.0.kept.lock().get(&id).map_or(0, |keep| keep.ends_at);
-        let keep = Keep { id, repository: repository.clone(), digest, ends_at: ends_at.max(before), bytes };
+        let (before, pinned) = self.0.kept.lock().get(&id).map_or((0, false), |keep| (keep.ends_at, keep.pinned));
+        let keep = Keep { id, repository: repository.clone(), digest, ends_at: ends_at.max(before), bytes, pinned };
         // The file first: a pin without one would never end.
         self.0.files.write(&keep).await?;
         self.0.kept.lock().insert(keep.id.clone(), keep.clone());
         match self.0.store.pin(&keep.repository, &keep.digest, Pin::Warm, true).await {
-            Ok(_) => Ok(keep.ends_at),
+            Ok(_) => {
+                self.0.note(&keep);
+                Ok(keep.ends_at)
+            }
             Err(error) => {
-                // Of any other failure it is not known whether the pin was set: the file ends it.
+                // Of any other failure it is not known whether the pin was set: it is set again,
+                // and the file ends it.
                 if is_gone(&error) {
                     self.0.forget(&keep).await;
                 }
@@ -98,29 +102,39 @@ impl Keeps {
         }
     }
 
-    /// Raw bytes of everything that is kept.
+    /// Raw bytes of everything that is kept: of what is pinned.
     pub fn bytes(&self) -> u64 {
-        self.0.kept.lock().values().fold(0, |sum, keep| sum.saturating_add(keep.bytes))
+        self.0.kept.lock().values().filter(|keep| keep.pinned).fold(0, |sum, keep| sum.saturating_add(keep.bytes))
     }
 }
 
 impl Inner {
-    /// Ends the pins whose time is over.
-    async fn expire(&self) {
+    /// Ends the pins whose time is over, and sets those that could not be set before.
+    async fn look(&self) {
         let now = self.store.options().clock.now();
-        let is_over = |keep: &&Keep| keep.ends_at <= now;
-        if !self.kept.lock().values().any(|keep| is_over(&keep)) {
+        let is_due = |keep: &&Keep| keep.ends_at <= now || !keep.pinned;
+        if !self.kept.lock().values().any(|keep| is_due(&keep)) {
             return;
         }
         let _turn = self.turn.lock().await;
-        let over: Vec<Keep> = self.kept.lock().values().filter(is_over).cloned().collect();
-        for keep in over {
+        let due: Vec<Keep> = self.kept.lock().values().filter(is_due).cloned().collect();
+        for keep in due {
+            let lasts = keep.ends_at > now;
             // A store that does not answer is asked again later.
-            if !self.pin(&keep, false).await {
-                continue;
+            let Some(is_there) = self.pin(&keep, lasts).await else { continue };
+            if lasts && is_there {
+                self.note(&keep);
+            } else {
+                // The file last: after a kill the pin is taken back again.
+                self.forget(&keep).await;
             }
-            // The file last: after a kill the pin is taken back again.
-            self.forget(&keep).await;
+        }
+    }
+
+    /// Notes that the store has pinned it.
+    fn note(&self, keep: &Keep) {
+        if let Some(keep) = self.kept.lock().get_mut(&keep.id) {
+            keep.pinned = true;
         }
     }
 
@@ -132,15 +146,15 @@ impl Inner {
         }
     }
 
-    /// Sets or removes the pin; whether the store did it, or has no such snapshot.
-    async fn pin(&self, keep: &Keep, pinned: bool) -> bool {
+    /// Sets or removes the pin; whether the store has the snapshot. Nothing if it did not answer.
+    async fn pin(&self, keep: &Keep, pinned: bool) -> Option<bool> {
         match self.store.pin(&keep.repository, &keep.digest, Pin::Warm, pinned).await {
-            Ok(_) => true,
+            Ok(_) => Some(true),
             // Deleted meanwhile: there is nothing to keep.
-            Err(error) if is_gone(&error) => true,
+            Err(error) if is_gone(&error) => Some(false),
             Err(error) => {
-                tracing::warn!(snapshot = %keep.digest, pinned, %error, "cannot change the pin of a snapshot");
-                false
+                tracing::warn!(snapshot = %keep.digest, pinned, %error, "cannot change the pin of a snapshot; it is tried again");
+                None
             }
         }
     }
@@ -153,8 +167,10 @@ fn is_gone(error: &pfr_store::Error) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use super::away::Away;
     use super::*;
     use crate::error::Error;
+    use pfr_store::{SqliteMetadata, storage};
 
     #[tokio::test]
     async fn a_snapshot_that_cannot_be_pinned_does_not_count_as_kept() {
@@ -165,4 +181,82 @@ mod tests {
         assert!(matches!(kept, Err(Error::Store(pfr_store::Error::RepositoryUnknown(_)))), "{kept:?}");
         assert_eq!(keeps.bytes(), 0, "a later job may fetch less");
     }
+
+    #[tokio::test]
+    async fn a_pin_that_cannot_be_set_at_the_start_does_not_count_and_is_tried_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let (packs, _) = storage::open_dir(&dir.path().join("packs")).unwrap();
+        let options = pfr_store::Options::default();
+        let away = Away::new(SqliteMetadata::open_in_memory(options.clock.clone()).await.unwrap());
+        let (config, store) = (Config::new(dir.path()), Store::new(packs, away.clone(), options));
+        let (repository, digest) = ("team/agent".parse().unwrap(), Digest::sha256(b"kept"));
+        let keep = Keep { id: "one".into(), repository, digest, ends_at: u64::MAX, bytes: 9, pinned: true };
+        let files: Files<Keep> = Files::open(config.kept_dir()).await.unwrap();
+        files.write(&keep).await.unwrap();
+        away.set(true);
+        let keeps = Keeps::open(&config, store).await.unwrap();
+        assert_eq!((keeps.bytes(), files.load().await.unwrap().len()), (0, 1), "eviction may take it, and the agent remembers it");
+        // The store answers again, and has no such snapshot.
+        away.set(false);
+        let forgotten = async {
+            while !files.load().await.unwrap().is_empty() {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), forgotten).await.expect("it is tried again");
+    }
+}
+
+/// Metadata that a test makes unreachable for a while.
+#[cfg(test)]
+mod away {
+    use async_trait::async_trait;
+    use pfr_schema::api::TagState;
+    use pfr_schema::journal::Record;
+    use pfr_schema::{AccessTokenId, Digest, DigestPrefix, DomainName, Kind, RepositoryName, Tag};
+    // Every type that a transaction takes or gives.
+    use pfr_store::*;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::time::Duration;
+
+    #[derive(Debug)]
+    pub(super) struct Away {
+        inner: Arc<dyn Metadata>,
+        away: AtomicBool,
+    }
+
+    impl Away {
+        pub(super) fn new(inner: Arc<dyn Metadata>) -> Arc<Self> {
+            Arc::new(Self { inner, away: AtomicBool::new(false) })
+        }
+
+        pub(super) fn set(&self, away: bool) {
+            self.away.store(away, Ordering::SeqCst);
+        }
+
+        fn answers(&self) -> Result<()> {
+            match self.away.load(Ordering::SeqCst) {
+                true => Err(Error::Unavailable { what: "metadata", reason: "connection reset (injected)".into() }),
+                false => Ok(()),
+            }
+        }
+    }
+
+    macro_rules! answer {
+        ($($(#[$attribute:meta])* $name:ident($($argument:ident: $type:ty),*) -> $result:ty = $mode:ident |$with:ident| $work:expr;)+) => {
+            #[async_trait]
+            impl Metadata for Away {
+                $(async fn $name(&self, $($argument: $type),*) -> Result<$result> {
+                    self.answers()?;
+                    self.inner.$name($($argument),*).await
+                })+
+
+                fn rows_written(&self) -> u64 {
+                    self.inner.rows_written()
+                }
+            }
+        };
+    }
+    metadata_transactions!(answer);
 }

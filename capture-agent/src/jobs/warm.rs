@@ -295,15 +295,24 @@ impl Agent {
         if request.rate.is_none() {
             self.pull_rate().note(report.bytes_received_raw, report.seconds);
         }
-        let keep = request.keep_seconds.unwrap_or(KEEP_SECONDS);
-        let keep_ends_at = match keep {
+        let keep_ends_at = match request.keep_seconds.unwrap_or(KEEP_SECONDS) {
             0 => None,
-            seconds => {
-                let ends_at = self.store().options().clock.now().saturating_add(seconds * 1000);
-                Some(self.jobs().keep(&found.repository, *digest, ends_at, report.bytes_raw).await?)
-            }
+            seconds => Some(self.keep_pulled(planned, seconds, report.bytes_raw, handle).await?),
         };
         Ok(Fetched { bytes_received: report.bytes_received + received, keep_ends_at })
+    }
+
+    /// Keeps a snapshot that was pulled, and tries again while the disk or the store fails: what
+    /// was pulled is here, and is not pulled again. Returns until when it is kept.
+    async fn keep_pulled(&self, Planned { found, digest, .. }: &Planned, seconds: u64, bytes: u64, handle: &Handle) -> Result<u64> {
+        let mut tries = Tries::default();
+        loop {
+            let ends_at = self.store().options().clock.now().saturating_add(seconds * 1000);
+            match self.jobs().keep(&found.repository, *digest, ends_at, bytes).await {
+                Ok(ends_at) => return Ok(ends_at),
+                Err(error) => handle.again_here(self, &mut tries, error).await?,
+            }
+        }
     }
 
     async fn pull_planned(&self, remote: &Remote, Planned { found, digest, .. }: &Planned, progress: &Progress) -> Result<PullReport> {

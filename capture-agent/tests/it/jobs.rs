@@ -290,6 +290,27 @@ async fn a_registry_that_is_away_in_the_middle_is_waited_for() {
     assert_eq!(error.code(), ErrorCode::Unavailable, "{error}");
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_snapshot_that_cannot_be_kept_for_a_while_is_kept_later_and_not_pulled_again() {
+    let rig = Rig::start().await;
+    rig.pushed(62, "team/agent:now").await;
+    let front = Front::start(&rig.url, |_| Fate::Pass);
+    let b = host_of(&front.url).await;
+    // A file where the folder was: nothing can be written there.
+    let kept = b.agent.config().kept_dir();
+    std::fs::remove_dir(&kept).unwrap();
+    std::fs::write(&kept, b"").unwrap();
+    let job = begin(&b, warm(&["team/agent:now"])).await;
+    let note = || b.agent.jobs().get(&job.id).unwrap().note;
+    until("it says what it waits for", || note().is_some_and(|note| note.contains("the next try is in"))).await;
+    let asked = || front.seen().iter().filter(|seen| asks_for_frames(seen)).count();
+    let before = asked();
+    std::fs::remove_file(&kept).unwrap();
+    let ended = ended(&b.agent, &job.id).await;
+    assert_eq!((ended.state, ended.note, asked()), (JobState::Done, None, before));
+    assert_eq!(b.agent.store().pinned().await.unwrap().len(), 1);
+}
+
 /// A registry whose frames wait for a permit.
 fn held(url: &str) -> (Front, Arc<Semaphore>) {
     let gate = Arc::new(Semaphore::new(0));

@@ -9,7 +9,7 @@ mod signing;
 mod transfer;
 mod upkeep;
 
-pub use engines::{DrainArgs, JobCommand, JobsArgs, Match, Restore, SequencesArgs, Snapshot, WarmArgs, WhenToPush};
+pub use engines::{DrainArgs, EnginesArgs, JobCommand, JobsArgs, Match, Restore, SequencesArgs, Snapshot, WarmArgs, WhenToPush};
 pub use exchange::{Copy, Export, Import, ImportOther};
 pub use login::{Login, LoginAt};
 pub use names::{Diff, Fork, Inspect, Log, Ls, Prune, Rm, TagArgs};
@@ -187,7 +187,7 @@ pub enum Command {
     #[command(after_help = upkeep::EVENTS_EXAMPLES)]
     Events(Events),
     /// List the engines whose state this host's capture agent can take and restore
-    Engines(AgentAt),
+    Engines(EnginesArgs),
     /// List the sequences of an engine that can be captured, and what its requests saved
     Sequences(SequencesArgs),
     /// Capture a sequence of a running engine

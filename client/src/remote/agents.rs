@@ -1,10 +1,13 @@
 //! Endpoints of capture agents.
 
-use super::Remote;
 use super::read::page;
+use super::{Remote, all_pages};
 use crate::error::Result;
 use pfr_schema::{AgentName, api};
 use reqwest::Method;
+
+/// Agents in an answer. A report may have some ten KiB.
+const PAGE: usize = 100;
 
 impl Remote {
     /// Reports what an agent has and does. It is tried once, without a time limit, and belongs to
@@ -24,5 +27,17 @@ impl Remote {
     /// `not_found` from a registry of an older version; `denied`.
     pub async fn agents(&self, after: Option<&str>, limit: usize) -> Result<api::AgentList> {
         self.get(page(self.path(&["agents"]), after, limit)).await
+    }
+
+    /// Every agent that reports to the registry, by name.
+    ///
+    /// # Errors
+    /// As [`Self::agents`].
+    pub async fn all_agents(&self) -> Result<Vec<api::AgentInfo>> {
+        all_pages("the registry", usize::MAX, move |after: Option<String>| async move {
+            let page = self.agents(after.as_deref(), PAGE).await?;
+            Ok((page.agents, page.next))
+        })
+        .await
     }
 }

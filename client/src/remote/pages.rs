@@ -21,6 +21,7 @@ pub trait Entry {
 }
 
 impl Entry for pfr_schema::api::RepositoryInfo {}
+impl Entry for pfr_schema::api::AgentInfo {}
 impl Entry for pfr_schema::api::TagInfo {}
 impl Entry for pfr_schema::api::SignatureManifest {}
 impl Entry for pfr_schema::api::SnapshotSummary {

@@ -190,6 +190,7 @@ async fn sizes_end_in_bytes_and_moments_are_rfc_3339_in_every_command() {
         &["rm", "team/agent:a-fork-1", "--dry-run"],
         &["rm", "team/agent:a-fork-1"],
         &["engines", "--agent", agent],
+        &["engines", "--fleet"],
         &["sequences", "e", "--agent", agent],
         &["snapshot", "e", "team/agent:y", "--push", "wait", "--agent", agent],
         &["restore", "team/agent:y", "e", "--agent", agent],

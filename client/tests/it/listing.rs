@@ -4,8 +4,9 @@ use crate::common::sample::{SMALL, directory};
 use crate::common::{Registry, pf, pull_store, push_dir, repository, target};
 use pfr_client::{Progress, PushTarget, Source, push};
 use pfr_schema::Digest;
+use pfr_schema::api::{AgentEngine, AgentEngineState, AgentReport};
 use pfr_store::{Options, Pin, Store};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn statistics_of_everything_name_the_repository_of_each_snapshot() {
@@ -80,4 +81,37 @@ async fn a_push_from_the_local_store_takes_back_the_pin_of_an_only_copy_and_no_o
     let (code, _, stderr) = push(&to.url);
     assert_eq!(code, 0, "{stderr}");
     assert_eq!(pins().await, [Pin::ByHand]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_engines_of_a_fleet_are_those_that_agents_reported() {
+    let (registry, dir) = (Registry::start().await, tempfile::tempdir().unwrap());
+    let fleet = |more: &[&str]| {
+        let (code, stdout, stderr) = pf(dir.path(), &[&["engines", "--fleet", "--registry", registry.url.as_str()][..], more].concat());
+        assert_eq!(code, 0, "{stderr}");
+        stdout
+    };
+    assert!(fleet(&[]).contains("no agent has reported"));
+    let engine = |name: &str, state: AgentEngineState, note: Option<&str>| AgentEngine {
+        engine: name.to_owned(),
+        model: Some("Qwen3".to_owned()),
+        fingerprint: Digest::sha256(b"f"),
+        state,
+        note: note.map(str::to_owned),
+        snapshots: 3,
+        restores: 1,
+        staged: 0,
+    };
+    let engines = vec![engine("vllm-0", AgentEngineState::Ready, None), engine("vllm-1", AgentEngineState::Busy, Some("a snapshot"))];
+    for (host, engines) in [("gpu-2", vec![]), ("gpu-1", engines)] {
+        let report = AgentReport { version: "0.1.0".to_owned(), interval_seconds: 60, engines, jobs: vec![] };
+        registry.remote().report_agent(&host.parse().unwrap(), &report).await.unwrap();
+    }
+    let table = fleet(&[]);
+    let rows: Vec<String> = table.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
+    for (number, row) in [(1, "gpu-1 vllm-0 ready Qwen3 3 1"), (2, "gpu-1 vllm-1 busy: a snapshot Qwen3 3 1"), (3, "gpu-2 - - - -")] {
+        assert!(rows.get(number).is_some_and(|found| found.starts_with(row)), "{row}: {table}");
+    }
+    let document: Value = serde_json::from_str(&fleet(&["--json"])).unwrap();
+    assert_eq!((&document["agents"][0]["name"], &document["agents"][1]["report"]["engines"]), (&json!("gpu-1"), &json!([])));
 }

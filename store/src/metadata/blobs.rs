@@ -131,9 +131,10 @@ pub(super) async fn absent<T: Tx>(tx: &mut T, repository: i64, ids: &[ObjectId],
     let mut absent: Vec<Digest> = tx.query(find, values![ids, repository]).await?;
     let find = "SELECT o.digest FROM objects o WHERE o.digest = ANY($1)
                 AND NOT EXISTS (SELECT 1 FROM manifests m WHERE m.repository = $2 AND m.object = o.id)";
-    let known: HashSet<Digest> = absent.iter().copied().collect();
+    let mut named: HashSet<Digest> = absent.iter().copied().collect();
     let more = tx.query::<Digest>(find, values![manifests, repository]).await?;
-    absent.extend(more.into_iter().filter(|digest| !known.contains(digest)));
+    // SQLite answers for each element of the list, so twice for one that is listed twice.
+    absent.extend(more.into_iter().filter(|digest| named.insert(*digest)));
     Ok(absent)
 }
 

@@ -51,8 +51,13 @@ pub(super) async fn create_domain<T: Tx>(
     }
 }
 
-pub(super) async fn delete_domain<T: Tx>(tx: &mut T, name: &DomainName, audit: Option<&AuditEntry>) -> Outcome<DomainRow> {
+pub(super) async fn delete_domain<T: Tx>(tx: &mut T, name: &DomainName, is_left: bool, audit: Option<&AuditEntry>) -> Outcome<DomainRow> {
     let now = tx.now().await?;
+    if is_left {
+        // Never live, not even for a moment: nothing says whether it was encrypted.
+        let insert = "INSERT INTO domains (name, created_at, deleting_since) VALUES ($1, $2, $2) ON CONFLICT (name) DO NOTHING";
+        tx.execute(insert, values![name, now]).await?;
+    }
     // Waits for a process that makes the tables right now: it has locked the row.
     tx.execute("UPDATE domains SET deleting_since = $2 WHERE name = $1 AND deleting_since IS NULL", values![name, now]).await?;
     // Nothing can read its bytes any more, wherever copies of them are.

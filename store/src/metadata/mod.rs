@@ -415,12 +415,13 @@ macro_rules! metadata_transactions {
                 = WRITE |tx| domains::rewrap_key(tx, name, (from.as_str(), to.as_str()), audit.as_ref());
             /// Begins the deletion of a domain, whose wrapped key is gone then, and revokes its
             /// access tokens; once more changes nothing. The audit log has a record for each of
-            /// these tokens too.
+            /// these tokens too. With `is_left` a domain without a row gets one, as a domain that
+            /// is being deleted: bytes of it are left, and the catalogue was lost.
             ///
             /// # Errors
-            /// [`crate::Error::DomainUnknown`].
-            delete_domain(name: DomainName, audit: Option<AuditEntry>) -> DomainRow
-                = WRITE |tx| domains::delete_domain(tx, name, audit.as_ref());
+            /// [`crate::Error::DomainUnknown`], without `is_left`.
+            delete_domain(name: DomainName, is_left: bool, audit: Option<AuditEntry>) -> DomainRow
+                = WRITE |tx| domains::delete_domain(tx, name, *is_left, audit.as_ref());
             /// Domains that are being deleted, and what is next for each. `grace` passes between
             /// the first and the last time that they are emptied, and again before the row goes.
             deleted_domains(grace: Duration) -> Vec<(DomainName, DomainStep)> = READ |tx| domains::deleted_domains(tx, *grace);

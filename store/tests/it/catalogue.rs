@@ -3,6 +3,8 @@
 use crate::common::watched::Watched;
 use async_trait::async_trait;
 use object_store::memory::InMemory;
+use object_store::path::Path;
+use object_store::{ObjectStore, ObjectStoreExt as _};
 use pfr_schema::{DomainName, ErrorCode};
 use pfr_store::{Budget, Clock, DomainHome, DomainPacks, DomainTables, Domains, Error, Options, RunEnd, SqliteMetadata, Store};
 use pfr_testkit::storage::{Call, Hooks, Moment, hooked, reset};
@@ -30,6 +32,7 @@ struct Rig {
     domains: Domains,
     catalogue: Arc<Watched>,
     storage: Arc<Keeping>,
+    bucket: Arc<dyn ObjectStore>,
     _tables: TempDir,
 }
 
@@ -40,8 +43,8 @@ impl Rig {
         let catalogue = Watched::new(SqliteMetadata::open_in_memory(Clock::system()).await.unwrap());
         let options = Options { lease: Duration::ZERO, ..Options::default() };
         let default = Store::new(bucket.clone(), catalogue.clone(), options);
-        let home = DomainHome { tables: DomainTables::Files(tables.path().to_owned()), packs: DomainPacks::Bucket(bucket) };
-        Self { domains: Domains::new(default, Some(home)), catalogue, storage, _tables: tables }
+        let home = DomainHome { tables: DomainTables::Files(tables.path().to_owned()), packs: DomainPacks::Bucket(bucket.clone()) };
+        Self { domains: Domains::new(default, Some(home)), catalogue, storage, bucket, _tables: tables }
     }
 
     /// A rig with the domains `a` and `b`, which are being deleted.
@@ -124,4 +127,20 @@ async fn a_catalogue_that_cannot_be_read_for_a_moment_closes_no_domain() {
     tokio::time::sleep(Duration::from_millis(1100)).await;
     assert_eq!(rig.domains.open(&name("a")).await.unwrap_err().code(), ErrorCode::Unavailable);
     assert!(rig.domains.open(&name("a")).await.unwrap().is_same(&open));
+}
+
+#[tokio::test]
+async fn what_is_left_of_a_domain_is_entered_only_as_one_that_is_being_deleted() {
+    let rig = Rig::new().await;
+    // Its marker was removed, and then the catalogue was lost.
+    rig.bucket.put(&Path::from("domains/a/ff/left.pfpack"), vec![1_u8].into()).await.unwrap();
+    rig.catalogue.fail("delete_domain", 1);
+    let failed = rig.domains.delete(&name("a")).await.unwrap_err();
+    assert_eq!(failed.code(), ErrorCode::Unavailable, "{failed}");
+    assert!(!rig.exists("a").await, "it would be live, and in the clear");
+    assert!(rig.domains.delete(&name("a")).await.unwrap().deleting_since.is_some());
+    for _ in 0..3 {
+        assert_eq!(rig.remove().await.unwrap(), RunEnd::Finished);
+    }
+    assert!(!rig.exists("a").await && rig.domains.create(&name("a")).await.unwrap().1, "the name is free");
 }

@@ -8,7 +8,7 @@ use pfr_schema::codec::Codec;
 use pfr_schema::digest::Algorithm;
 use pfr_schema::frame::end_mark;
 use pfr_schema::{Digest, Document, ErrorCode, Kind, RepositoryName, media_type};
-use pfr_store::{BodyStream, Error, ManifestName, Options, PackState, Store, document_frame};
+use pfr_store::{BodyStream, Error, ManifestName, NewImage, Options, PackState, Store, document_frame};
 use pfr_testkit::frames;
 use serde_json::{Value, json};
 
@@ -21,6 +21,7 @@ on_backends!([sqlite = SqliteDisk, postgres_s3 = PostgresS3]:
     a_rebuild_brings_images_back,
     what_an_immutable_tag_needs_stays,
     the_bytes_of_a_manifest_may_be_a_blob,
+    a_manifest_that_is_listed_twice_is_named_once,
     a_layer_that_may_be_missing_shows_nothing_of_other_repositories,
     a_snapshot_is_an_artifact_and_an_image_is_no_snapshot,
     an_image_that_is_uploaded_as_a_manifest_leaves_no_pack,
@@ -271,6 +272,29 @@ async fn the_bytes_of_a_manifest_may_be_a_blob(backend: Backend) {
     assert_eq!(rebuilt.store.blob(&other(), &digest).await.unwrap(), Some(hidden.len() as u64));
     assert_eq!(rebuilt.store.blob(&repository(), &digest).await.unwrap(), None, "there it is a manifest only");
     is_sound(&rebuilt).await;
+}
+
+async fn a_manifest_that_is_listed_twice_is_named_once(backend: Backend) {
+    let rig = Rig::still(backend, Options::default()).await;
+    let store = &rig.store;
+    put(store, &repository(), b"{}").await;
+    let listed = image(b"{}", &[], None);
+    let digest = store.put_image(&repository(), listed.clone(), None, vec![]).await.unwrap();
+    let twice = [pointer(media_type::OCI_MANIFEST, &listed), pointer(media_type::OCI_MANIFEST, &listed)];
+    let index = serde_json::to_vec(&json!({"schemaVersion": 2, "manifests": twice})).unwrap();
+    let manifest = store.put_image(&repository(), index.clone(), None, vec![]).await.unwrap();
+    // There it is only a blob.
+    put(store, &other(), &listed).await;
+    let before = store.put_image(&other(), index, None, vec![]).await.unwrap_err();
+    // The transaction asks once more: it may have been deleted since.
+    let (artifact_type, subject, audit, signed) = (None, None, None, None);
+    let (moves, optional, manifests) = (vec![], vec![], vec![digest; 2]);
+    let new = NewImage { manifest, artifact_type, subject, moves, optional, manifests, audit, signed };
+    let session = store.open_push(&other()).await.unwrap();
+    let within = rig.metadata.put_image((*session.id).clone(), new).await.unwrap_err();
+    for error in [before, within] {
+        assert!(matches!(&error, Error::Missing { missing, .. } if *missing == [digest]), "{error:?}");
+    }
 }
 
 async fn a_blob_that_nothing_holds_is_not_there(backend: Backend) {

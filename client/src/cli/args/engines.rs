@@ -7,6 +7,16 @@ use pfr_client::{Age, ByteSize};
 use pfr_schema::{Reference, RepositoryName};
 use std::path::PathBuf;
 
+/// Arguments of `engines`.
+#[derive(Debug, clap::Args)]
+pub struct EnginesArgs {
+    /// The engines of all hosts whose agents report to the registry; the token needs `admin`
+    #[arg(long)]
+    pub fleet: bool,
+    #[command(flatten)]
+    pub at: AgentAt,
+}
+
 pub const SNAPSHOT_EXAMPLES: &str = "\
 Examples:
   pf snapshot vllm-0 team/agent:step-9

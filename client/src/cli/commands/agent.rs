@@ -1,20 +1,24 @@
 //! `pf engines`, `pf sequences` and `pf pushes`: what the capture agent of this host has in hand.
 
-use crate::cli::args::{AgentAt, SequencesArgs};
+use crate::cli::args::{AgentAt, EnginesArgs, SequencesArgs};
 use crate::cli::context::Context;
 use crate::cli::failure::Failure;
 use crate::cli::output::Out;
-use crate::cli::output::human::{bytes, duration, number, one_line};
+use crate::cli::output::human::{age, bytes, duration, now_ms, number, one_line};
 use crate::cli::output::paint::Style;
 use crate::cli::output::table::{Column, Table};
 use pfr_schema::agent::{EngineState, Engines, PushState, SaveState, Sequences};
+use pfr_schema::api::{AgentEngine, AgentEngineState, AgentInfo, AgentList};
 use pfr_schema::engine::{SequenceState, Taking};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// `pf engines`.
-pub async fn engines(context: &mut Context, at: AgentAt) -> Result<(), Failure> {
-    let answer = context.agent(at.agent.as_deref())?.engines().await?;
+pub async fn engines(context: &mut Context, args: EnginesArgs) -> Result<(), Failure> {
+    if args.fleet {
+        return fleet(context).await;
+    }
+    let answer = context.agent(args.at.agent.as_deref())?.engines().await?;
     if context.json {
         return context.out.json(&answer);
     }
@@ -22,6 +26,56 @@ pub async fn engines(context: &mut Context, at: AgentAt) -> Result<(), Failure> 
         return context.out.line("no engine is registered with the agent now");
     }
     print_engines(&mut context.out, &answer)
+}
+
+/// `pf engines --fleet`: what the agents of all hosts reported last.
+async fn fleet(context: &mut Context) -> Result<(), Failure> {
+    let agents = context.remote(None)?.all_agents().await?;
+    if context.json {
+        return context.out.json(&AgentList { agents, next: None });
+    }
+    if agents.is_empty() {
+        return context.out.line("no agent has reported to the registry within a day");
+    }
+    let mut table = Table::new([
+        Column::left("HOST").style(Style::Bold),
+        Column::left("ENGINE"),
+        Column::left("STATE"),
+        Column::left("MODEL").optional(),
+        Column::right("SNAPSHOTS"),
+        Column::right("RESTORES"),
+        Column::left("SEEN"),
+    ]);
+    let now = now_ms();
+    for agent in &agents {
+        if agent.report.engines.is_empty() {
+            table.row(reported(agent, None, now));
+        }
+        for engine in &agent.report.engines {
+            table.row(reported(agent, Some(engine), now));
+        }
+    }
+    context.out.table(&table)
+}
+
+/// The row of an engine, or of a host without any.
+fn reported(agent: &AgentInfo, engine: Option<&AgentEngine>, now: u64) -> [String; 7] {
+    let (host, seen) = (one_line(agent.name.as_str()), age(agent.seen_at, now));
+    let none = || "-".to_owned();
+    let Some(engine) = engine else { return [host, none(), none(), String::new(), none(), none(), seen] };
+    let state = match engine.state {
+        // The report says what was.
+        _ if agent.silent => "not known",
+        AgentEngineState::Ready => "ready",
+        AgentEngineState::Busy => "busy",
+        AgentEngineState::Incomplete => "incomplete",
+    };
+    let state = match engine.note.as_deref().filter(|_| !agent.silent) {
+        Some(note) => one_line(&format!("{state}: {note}")),
+        None => state.to_owned(),
+    };
+    let model = one_line(engine.model.as_deref().unwrap_or_default());
+    [host, one_line(&engine.engine), state, model, number(engine.snapshots), number(engine.restores), seen]
 }
 
 /// Writes the table of engines, and what lies ready for those whose requests take it.

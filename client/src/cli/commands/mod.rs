@@ -66,7 +66,7 @@ pub async fn run(context: &mut Context, command: Command) -> Result<(), Failure>
         Command::Events(args) => events::run(context, args).await,
         Command::Retention(args) => retention::run(context, args).await,
         Command::Signing(args) => signing::run(context, args).await,
-        Command::Engines(at) => agent::engines(context, at).await,
+        Command::Engines(args) => agent::engines(context, args).await,
         Command::Sequences(args) => agent::sequences(context, args).await,
         Command::Snapshot(args) => capture::snapshot(context, args).await,
         Command::Restore(args) => capture::restore(context, args).await,

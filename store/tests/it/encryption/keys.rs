@@ -444,3 +444,33 @@ async fn domains_whose_key_service_hangs_keep_no_other_from_opening_and_are_trie
     };
     assert!(was_refused_at_once && opened.iter().any(|(name, _)| *name == sealed[5]));
 }
+
+/// A directory that may be written to, and whose folders may not be listed.
+#[derive(Debug)]
+struct Hidden;
+
+#[async_trait]
+impl Hooks for Hidden {
+    async fn before(&self, call: &Call) -> object_store::Result<Option<object_store::Error>> {
+        let denied = Box::new(std::io::Error::from(std::io::ErrorKind::PermissionDenied));
+        match call.moment {
+            Moment::ListFolder => Err(object_store::Error::Generic { store: "test", source: denied }),
+            _ => Ok(None),
+        }
+    }
+}
+
+#[tokio::test]
+async fn in_a_folder_that_may_not_be_listed_only_a_domain_in_the_clear_is_made() {
+    let (dir, tables) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let metadata: Arc<dyn Metadata> = SqliteMetadata::open_in_memory(Clock::system()).await.unwrap();
+    let bucket = hooked(Arc::new(InMemory::new()), Arc::new(Hidden));
+    let default = Store::new(Arc::clone(&bucket), metadata, Options::default());
+    let home = DomainHome { tables: DomainTables::Files(tables.path().to_owned()), packs: DomainPacks::Bucket(bucket) };
+    let domains = Domains::with_keys(default, Some(home), keys(&dir, 'a'));
+    let refused = domains.create_as(&name("sealed"), Some(true)).await.unwrap_err();
+    assert!(matches!(refused, Error::NotPermitted { .. }), "packs in the clear may lie there: {refused}");
+    assert!(domains.create_as(&name("clear"), Some(false)).await.unwrap().1);
+    let unknown = domains.delete(&name("nobody")).await.unwrap_err();
+    assert!(matches!(unknown, Error::DomainUnknown(_)), "nothing is seen of it: {unknown}");
+}
