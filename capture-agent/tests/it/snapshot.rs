@@ -318,7 +318,7 @@ async fn a_sequence_must_be_named_where_there_are_several() {
         let (Error::SequenceAmbiguous { known, .. } | Error::SequenceUnknown { known, .. }) = &error else { panic!("{error}") };
         assert_eq!(known, "03, 04, 05, 06, 07, 08, 09, 10, 11, 12 and 2 more");
     }
-    assert!(!engine.is_paused());
+    until("the engine goes on", || !engine.is_paused()).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
