@@ -3,7 +3,7 @@
 use crate::common::engine::Synthetic;
 use crate::common::layout::{Group, Spec};
 use crate::common::memory::Event;
-use crate::common::{Host, host, host_with, tokens};
+use crate::common::{Host, host, host_with, tokens, until};
 use pfr_agent::Error;
 use pfr_schema::agent::{Push, SnapshotReport, SnapshotRequest};
 use pfr_schema::checkpoint::Checkpoint;
