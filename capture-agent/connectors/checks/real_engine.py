@@ -18,6 +18,7 @@ from processes import Stopped, note
 CHECKS = (
     "vllm-dense",
     "vllm-hybrid",
+    "vllm-hybrid-shared",
     "vllm-window",
     "vllm-latent",
     "vllm-adapters",
@@ -31,7 +32,7 @@ CHECKS = (
     "transformers",
     "llama",
 )
-NAMED = ("latency", "vllm-reshard-four", "vllm-hybrid-shared")
+NAMED = ("latency", "vllm-reshard-four")
 """Checks that run only if the command line names them."""
 
 

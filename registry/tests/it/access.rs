@@ -185,7 +185,7 @@ impl World {
         let fork = self.fork.manifest;
         let by_digest = ("/v1/repositories/{repo}/snapshots/{ref}".to_owned(), format!("/v1/repositories/{REPO}/snapshots/{fork}"));
         let wanted = json!({"groups": [{"kind": Kind::Manifest, "digests": [fork]}]});
-        let of_base_alone = json!({"repositories": [{"repository": REPO, "snapshots": [self.base]}]});
+        let of_base_alone = json!({"repositories": [{"repository": "team/agent", "snapshots": [self.base]}]});
         let question = json!({"tokens": [1, 2], "fingerprint": Digest::sha256(b"")});
         let mut calls = Vec::new();
         let reads = ["/docs", "/livez", "/metrics", "/openapi.json", "/readyz", "/v1/damaged", "/v1/domains", "/v1/gc", "/v1/repositories"];

@@ -70,7 +70,7 @@ async fn a_second_push_of_the_same_snapshot_sends_nothing_and_answers_200() {
 
 /// What a deletion of snapshots would free.
 async fn freed(registry: &Registry, snapshots: &[Digest]) -> api::Freed {
-    let request = json!({"repositories": [{"repository": REPO, "snapshots": snapshots}]});
+    let request = json!({"repositories": [{"repository": "team/agent", "snapshots": snapshots}]});
     ok(registry.post("/v1/freed", &request).await).await
 }
 
