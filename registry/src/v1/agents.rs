@@ -13,6 +13,10 @@ use axum::http::StatusCode;
 use pfr_schema::{AgentName, api};
 use pfr_store::Page;
 
+/// Agents in an answer, whatever its limit. A report may have some hundred KiB, and a caller with
+/// `push` may fill all of them.
+const AT_ONCE: usize = 100;
+
 /// Lists agents by name, each with its last report
 ///
 /// An agent that has not reported for a day is forgotten. References and notes of jobs are shown to
@@ -31,10 +35,10 @@ pub(crate) async fn list(
     Ok(Json(api::AgentList { agents: page.rows, next: page.next }))
 }
 
-/// Agents of a domain, as far as a caller may see them: what a drain pushes and a warm pulls names
-/// repositories.
+/// Agents of a domain, at most `limit` and at most [`AT_ONCE`]. References and notes of jobs name
+/// repositories, so they are left out for a caller that does not see all of them.
 pub(crate) async fn seen(domain: &Domain, caller: &Caller, after: Option<String>, limit: usize) -> Answer<Page<api::AgentInfo>> {
-    let mut page = domain.store.metadata().agents(after, limit).await?;
+    let mut page = domain.store.metadata().agents(after, limit.min(AT_ONCE)).await?;
     if !caller.sees_everything() {
         for job in page.rows.iter_mut().flat_map(|agent| &mut agent.report.jobs) {
             (job.about, job.note) = (None, None);

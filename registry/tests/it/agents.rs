@@ -53,6 +53,19 @@ async fn the_last_report_of_each_agent_is_listed_in_its_domain() {
     assert_eq!((page.agents.len(), page.next), (1, None));
 }
 
+/// A report may be large: an answer with a thousand of them would take hundreds of megabytes.
+#[tokio::test]
+async fn an_answer_has_at_most_a_hundred_agents_whatever_its_limit() {
+    let registry = Registry::start().await;
+    for number in 100..201 {
+        assert!(registry.put(&format!("/v1/agents/gpu-{number}"), &report("1")).await.status().is_success());
+    }
+    let page: api::AgentList = ok(registry.get("/v1/agents?limit=1000").await).await;
+    assert_eq!((page.agents.len(), page.next.as_deref()), (100, Some("gpu-199")));
+    let page: api::AgentList = ok(registry.get("/v1/agents?limit=1000&after=gpu-199").await).await;
+    assert_eq!((page.agents.len(), page.agents[0].name.as_str(), page.next), (1, "gpu-200", None));
+}
+
 #[tokio::test]
 async fn a_report_that_is_none_is_refused_and_the_last_one_stays() {
     let registry = Registry::start().await;
