@@ -16,8 +16,8 @@ const PAGE: usize = 500;
 const LISTED: usize = 10_000;
 /// Snapshots, or nodes, looked at in one metadata transaction while references are counted down.
 const STEP: usize = 64;
-/// Characters of an agent's id that is looked for. Longer ones count as none, and so do those with
-/// a NUL byte, which PostgreSQL does not keep.
+/// Characters of an agent's id that is looked for. A longer one counts as none. So does an empty
+/// one, and one with a NUL byte, which PostgreSQL does not keep.
 const AGENT: usize = 255;
 
 /// Which snapshots of a repository statistics are about: those that meet every condition.
@@ -31,7 +31,7 @@ pub struct StatsFilter {
 
 /// Whether snapshots are looked for by this id of an agent.
 fn is_kept(agent: &str) -> bool {
-    agent.chars().count() <= AGENT && !agent.contains('\0')
+    (1..=AGENT).contains(&agent.chars().count()) && !agent.contains('\0')
 }
 
 /// The agent that a configuration names; empty if it names none that is looked for.
@@ -108,9 +108,9 @@ impl Store {
     }
 
     /// The same of some snapshots of a repository, as if there were no others; but what deleting a
-    /// snapshot frees is said as it is. Keeps the summaries of all snapshots in memory. With an
-    /// agent, the first question reads the configurations of snapshots that an older version
-    /// committed, or that a rebuild brought back.
+    /// snapshot frees is said as it is. Keeps the summaries of all snapshots in memory, unless only
+    /// an agent is given. With an agent, the first question reads the configurations of snapshots
+    /// that an older version committed, or that a rebuild brought back.
     ///
     /// # Errors
     /// [`crate::Error::RepositoryUnknown`].
@@ -127,9 +127,13 @@ impl Store {
     async fn chosen(&self, repository: &RepositoryName, filter: &StatsFilter) -> Result<Vec<Digest>> {
         // Refuses a repository that there is not.
         self.tags(repository, None, 1).await?;
-        let of_agent: Option<HashSet<Digest>> = match &filter.agent {
-            Some(agent) => Some(self.of_agent(repository, agent).await?.into_iter().collect()),
+        let of_agent = match &filter.agent {
+            Some(agent) => Some(self.of_agent(repository, agent).await?),
             None => None,
+        };
+        let of_agent: Option<HashSet<Digest>> = match (of_agent, filter.below) {
+            (Some(snapshots), None) => return Ok(snapshots),
+            (snapshots, _) => snapshots.map(|snapshots| snapshots.into_iter().collect()),
         };
         let mut snapshots = self.every_snapshot(repository).await?;
         snapshots.reverse();

@@ -276,6 +276,7 @@ async fn statistics_of_a_fork_tree_and_of_an_agent_count_their_snapshots_alone(o
         (None, Some("a"), vec![root, left]),
         (None, Some("b"), vec![right, end]),
         (None, Some("nobody\0"), vec![]),
+        (None, Some(""), vec![]),
         (Some(left), Some("b"), vec![end]),
         (Some(beside), Some("a"), vec![]),
     ];
