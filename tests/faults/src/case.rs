@@ -209,6 +209,10 @@ impl History {
             .filter_map(|o| if let Operation::Change(Change::Delete { snapshot, .. }) = o { Some(*snapshot) } else { None })
             .collect();
         for operation in &mut operations {
+            // A push beside it may commit a snapshot that was made after the search was chosen.
+            if let Operation::Match { library, .. } = operation {
+                library.clone_from(&self.library);
+            }
             if let Operation::Read { snapshot, acknowledged } = operation {
                 // The grace period is for readers of snapshots that are being deleted.
                 if let Some(other) = deleted.first().and_then(|digest| self.library.get(digest)).filter(|_| self.random.random_bool(0.7)) {
@@ -275,7 +279,7 @@ impl History {
                 }
                 88..91 => {
                     let tokens = prefixes::tokens(&mut self.random, &self.library);
-                    return Operation::Match { repository, tokens, library: self.library.clone() };
+                    return Operation::Match { repository, tokens, library: Library::new() };
                 }
                 91..95 => {
                     let Some(snapshot) = pick(&mut self.random).and_then(|digest| self.library.get(&digest)) else { continue };

@@ -55,7 +55,7 @@ pub enum Operation {
         repository: RepositoryName,
         /// The tokens.
         tokens: Vec<u32>,
-        /// The snapshots that the answer may name.
+        /// The snapshots that the answer may name, those of pushes at the same time among them.
         library: Library,
     },
     /// A read of all blobs of a snapshot.
