@@ -153,13 +153,13 @@ fn of_operation(operation: &Operation<'_>) -> Markup {
             }
             @for (kind, content) in entries(&what["requestBody"]["content"]) {
                 h4 { "Request: " code { (kind) } }
-                (content_of(content))
+                (content_of(content, &format!("{id}, request, {kind}")))
             }
             @for (status, response) in entries(&what["responses"]).filter(|(status, _)| is_success(status)) {
                 h4 { "Answer " (status) ": " (prose(text(&response["description"]))) }
                 @for (kind, content) in entries(&response["content"]) {
                     p { code { (kind) } }
-                    (content_of(content))
+                    (content_of(content, &format!("{id}, answer {status}, {kind}")))
                 }
             }
             h4 { "Errors" }
@@ -182,20 +182,20 @@ fn is_success(status: &str) -> bool {
     status.starts_with(['2', '3'])
 }
 
-/// Type and example of a body.
-fn content_of(content: &Value) -> Markup {
+/// Type and example of a body. `of` names the body among all of the page.
+fn content_of(content: &Value, of: &str) -> Markup {
     html! {
         p { "Type: " (type_of(&content["schema"])) }
         @match &content["example"] {
             Value::Null => {}
-            Value::String(words) => { (example(words)) }
-            json => { (example(&format!("{json:#}"))) }
+            Value::String(words) => { (example(words, of)) }
+            json => { (example(&format!("{json:#}"), of)) }
         }
     }
 }
 
-fn example(body: &str) -> Markup {
-    html! { pre tabindex="0" role="region" aria-label="Example" { code { (body) } } }
+fn example(body: &str, of: &str) -> Markup {
+    html! { pre tabindex="0" role="region" aria-label={ "Example: " (of) } { code { (body) } } }
 }
 
 /// All error codes with their meaning.
