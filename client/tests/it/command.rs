@@ -208,7 +208,7 @@ fn looking_at_a_local_store_does_not_make_one() {
     assert_eq!(home.path().read_dir().unwrap().count(), 0);
 }
 
-/// Nobody answers at the registry, and there is no local store: each side has its own exit code.
+/// The registry does not answer, and the local store is missing: each side has its own exit code.
 #[test]
 fn every_command_means_the_registry_unless_it_is_told_to_use_the_local_store() {
     let home = tempfile::tempdir().unwrap();
