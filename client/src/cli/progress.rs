@@ -98,9 +98,17 @@ impl Status {
         }
     }
 
+    /// Bytes that are moved or need not move: at most all. Bytes that are moved again, because a
+    /// stream was cut or the registry has lost them, do not count a second time.
+    pub fn met(&self) -> u64 {
+        let met = self.done.saturating_add(self.deduplicated);
+        if self.total == 0 { met } else { met.min(self.total) }
+    }
+
     /// The words beside the bar, at `rate` bytes a second.
     fn words(&self, rate: f64, width: usize) -> String {
-        let (met, left) = (self.done + self.deduplicated, self.total.saturating_sub(self.done + self.deduplicated));
+        let met = self.met();
+        let left = self.total.saturating_sub(met);
         let mut parts = Vec::new();
         if self.total > 0 {
             parts.push(format!("{} of {}", human::bytes(met), human::bytes(self.total)));
@@ -194,7 +202,7 @@ impl Bar {
         let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
         self.0.set_style(style.progress_chars("━╸─"));
         self.0.set_length(status.total);
-        self.0.set_position(status.done + status.deduplicated);
+        self.0.set_position(status.met());
         self.0.set_prefix(phase);
         self.0.set_message(words);
         self.0.tick();
@@ -223,6 +231,13 @@ mod tests {
         assert!(!first.words(1e6, 120).contains("deduplicated"), "{}", first.words(1e6, 120));
         let small = Status { total: 100, done: 0, ..first };
         assert!(small.words(0.0, 120).ends_with("14 B deduplicated"), "{}", small.words(0.0, 120));
+    }
+
+    #[test]
+    fn no_more_than_all_is_done_although_some_is_moved_twice() {
+        let status = Status { total: 100 << 20, done: 90 << 20, deduplicated: 30 << 20, ..Status::default() };
+        assert_eq!((status.words(0.0, 60), status.met()), ("100 MiB of 100 MiB".to_owned(), status.total));
+        assert_eq!(Status { total: 0, ..status }.met(), 120 << 20, "how much there is, is not known yet");
     }
 
     #[test]

@@ -146,7 +146,7 @@ fn line(job: &Job) -> String {
     let status = status_of(job);
     match status.total {
         0 => status.phase,
-        total => format!("{}, {} of {}", status.phase, bytes(status.done), bytes(total)),
+        total => format!("{}, {} of {}", status.phase, bytes(status.met()), bytes(total)),
     }
 }
 
