@@ -5,6 +5,7 @@ use crate::error::{Error, Result};
 use crate::plan::{Item, check_size};
 use crate::progress::Progress;
 use bytes::Bytes;
+use parking_lot::Mutex;
 use pfr_schema::codec::Codec;
 use pfr_schema::frame::{Event, Header, Parser};
 use pfr_schema::{FormatError, Limits};
@@ -18,6 +19,8 @@ pub(crate) struct Tally {
     raw: AtomicU64,
     blobs: AtomicU64,
     frame_bytes: AtomicU64,
+    /// Whether the request was given up. Nothing counts then, although its body may still be read.
+    is_over: Mutex<bool>,
 }
 
 impl Tally {
@@ -46,15 +49,52 @@ impl Tally {
         self.frame_bytes.store(0, Ordering::Relaxed);
     }
 
+    fn give_up(&self) {
+        let mut is_over = self.is_over.lock();
+        *is_over = true;
+        self.reset();
+    }
+
     fn add_raw(&self, bytes: u64) {
+        let is_over = self.is_over.lock();
+        if *is_over {
+            return;
+        }
         self.raw.fetch_add(bytes, Ordering::Relaxed);
         self.progress.add_bytes_done(bytes);
     }
 
     fn end_frame(&self, header: &Header) {
+        let is_over = self.is_over.lock();
+        if *is_over {
+            return;
+        }
         self.blobs.fetch_add(1, Ordering::Relaxed);
         self.progress.add_blobs_done(1);
         self.frame_bytes.fetch_add(header.frame_len(), Ordering::Relaxed);
+    }
+}
+
+/// An upload that the registry has not acknowledged. Dropping this takes its counts back, also in
+/// the progress: a later request sends the same again, or the push has failed.
+pub(crate) struct Unacknowledged(Option<Arc<Tally>>);
+
+impl Unacknowledged {
+    pub fn new(tally: &Arc<Tally>) -> Self {
+        Self(Some(Arc::clone(tally)))
+    }
+
+    /// Keeps the counts.
+    pub fn acknowledged(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Unacknowledged {
+    fn drop(&mut self) {
+        if let Some(tally) = self.0.take() {
+            tally.give_up();
+        }
     }
 }
 

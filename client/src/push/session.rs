@@ -6,7 +6,7 @@ use super::queue::{Patience, Queue, carried};
 use super::source::OpenedSource;
 use crate::encoding::Encoding;
 use crate::error::{Error, Result};
-use crate::meter::{Meter, Tally};
+use crate::meter::{Meter, Tally, Unacknowledged};
 use crate::plan::{Above, CHUNKS, Item, Plan, PlanDestination, cut, plan_above, plan_below};
 use crate::progress::{Phase, Progress};
 use crate::remote::{BoxFrames, Remote};
@@ -298,6 +298,8 @@ impl<'a> Session<'a> {
 
     async fn send(&self, batch: Batch) -> Result<Sent> {
         let tally = Tally::new(self.progress);
+        // Dropped, too, when another request of the same session fails.
+        let unacknowledged = Unacknowledged::new(&tally);
         let (source, limits, encoding) = (self.source.clone(), self.source.limits().clone(), self.encoding.clone());
         let last = Arc::new(Mutex::new(encoding.clone()));
         let frames = {
@@ -312,6 +314,7 @@ impl<'a> Session<'a> {
             }
         };
         self.remote.put_frames(&self.target.repository, &self.push.id, frames).await?;
+        unacknowledged.acknowledged();
         let left_raw = last.lock().left_raw();
         Ok(Sent { blobs: tally.blobs(), raw_bytes: tally.raw(), frame_bytes: tally.frame_bytes(), left_raw })
     }

@@ -118,8 +118,11 @@ async fn a_session_that_the_registry_forgot_is_opened_again() {
         // Four are under way at a time: two have arrived.
         if uploads == 6 && upload(seen) { Fate::Refuse(ErrorCode::PushUnknown) } else { Fate::Pass }
     });
-    let pushed = push_dir(&remote(&front.url), source.path(), "t").await.unwrap();
+    let progress = Progress::default();
+    let pushed = push(&Source::Directory(source.path().into()), &remote(&front.url), target("t"), &progress).await.unwrap();
     assert_eq!(pushed.bytes_deduplicated + pushed.bytes_sent_raw, pushed.bytes_raw, "the registry had none of it before");
+    let moved = (progress.bytes_done(), progress.bytes_done() + progress.bytes_deduplicated());
+    assert_eq!(moved, (pushed.bytes_sent_raw, progress.bytes_total()), "what was sent in vain counts");
     let opened = front.seen().iter().filter(|s| s.path.ends_with("/pushes")).count();
     assert_eq!(opened, 2);
     let sent: usize = front.seen().iter().filter(|s| upload(s)).map(|s| s.body.len()).sum();
