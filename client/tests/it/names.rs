@@ -4,7 +4,7 @@ use crate::common::agent::{Answer, agent, captured};
 use crate::common::sample::{SMALL, directory};
 use crate::common::{Registry, pf, pull_store, push_dir, repository, tag, target};
 use pfr_client::{Progress, PushTarget, Source, push};
-use pfr_schema::RepositoryName;
+use pfr_schema::{ErrorCode, RepositoryName};
 use pfr_store::{Options, Store};
 use pfr_testkit::front::{Fate, Front, Seen};
 use serde_json::Value;
@@ -148,6 +148,26 @@ async fn prune_deletes_what_meets_every_criterion_in_the_registry_or_locally() {
         assert!(code == 5 && stderr.contains("matches nosuch/*"), "{stderr}");
     }
     assert_eq!(tags(&registry.store, &"other/place".parse().unwrap()).await, set(&["t"]), "other repositories stay");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dry_run_lists_what_it_found_although_nobody_says_what_that_would_free() {
+    let (registry, dir) = (Registry::start().await, tempfile::tempdir().unwrap());
+    let digest = push_dir(&registry.remote(), directory(SMALL, &[1]).path(), "a").await.unwrap().digest;
+    let front = Front::start(&registry.url, |seen: &Seen| match seen.path.as_str() {
+        "/v1/freed" => Fate::Refuse(ErrorCode::Denied),
+        _ => Fate::Pass,
+    });
+    let snapshot = format!("team/agent@{digest}");
+    for args in [&["rm", snapshot.as_str(), "--dry-run"][..], &["prune", "*", "--tag", "a", "--dry-run"]] {
+        let args = [args, &["--registry", &front.url]].concat();
+        let (code, stdout, stderr) = pf(dir.path(), &args);
+        assert_eq!(code, 6, "{args:?}: {stderr}");
+        assert!(stdout.contains(&digest.short()) && !stderr.contains("deleted"), "{args:?}: {stdout}{stderr}");
+        let (code, stdout, stderr) = pf(dir.path(), &[&args[..], &["--json"]].concat());
+        let document: Value = serde_json::from_str(&stdout).unwrap_or_else(|error| panic!("{args:?}: {error}: {stdout}{stderr}"));
+        assert_eq!((code, document.get("freed")), (6, None), "{document}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -74,7 +74,11 @@ pub async fn run(context: &mut Context, args: Prune) -> Result<(), Failure> {
         }
     }
     if args.dry_run {
-        report.freed = freed(&site, report.deleted.iter().map(|deleted| (&deleted.repository, &deleted.digest))).await?;
+        match freed(&site, report.deleted.iter().map(|deleted| (&deleted.repository, &deleted.digest))).await {
+            Ok(freed) => report.freed = freed,
+            // What would be deleted is known, and printed.
+            Err(failure) => result = Err(failure),
+        }
     }
     if context.json {
         context.out.json(&report)?

@@ -91,6 +91,7 @@ pub async fn run(context: &mut Context, args: Rm) -> Result<(), Failure> {
     let done = removed.tags.len() + removed.snapshots.len();
     result.map_err(|failure: Failure| match done {
         0 => failure,
+        _ if args.dry_run => failure,
         done => failure.context(&format!("{} deleted, then", count(done as u64, "name"))),
     })
 }
@@ -194,9 +195,11 @@ async fn carry_out(context: &mut Context, plan: &Plan, removed: &mut Removed) ->
         })?;
     }
     if !plan.snapshots.is_empty() && dry_run {
+        // Without an answer the sum over all registries is not known.
+        let sum = removed.freed.take();
         let freed = prune::freed(&plan.site, plan.snapshots.iter().map(|snapshot| (&snapshot.repository, &snapshot.digest))).await?;
         // Registries hold nothing together.
-        removed.freed = removed.freed.zip(freed).map(|(sum, add)| Freed {
+        removed.freed = sum.zip(freed).map(|(sum, add)| Freed {
             snapshots: sum.snapshots + add.snapshots,
             bytes: sum.bytes + add.bytes,
             stored_bytes: sum.stored_bytes + add.stored_bytes,
