@@ -150,7 +150,8 @@ impl Agent {
     }
 
     /// `values` says how state tensors were proven; those that are proven as they are written add
-    /// to it. After an error the engine has its blocks back: the next restore may need them.
+    /// to it. After an error the engine has its blocks back: the next restore may need them. An
+    /// engine that did not answer a call is not waited for a second time, and gets them back later.
     async fn write_sequence(
         &self,
         engine: &Engine,
@@ -164,7 +165,7 @@ impl Agent {
         let mut allocation = engine.allocate(what).await?;
         let given_back = allocation.given_back();
         let written = self.write_allocated(engine, documents, plan, values, allocation).await;
-        if written.is_err() {
+        if written.as_ref().is_err_and(|error| !matches!(error, Error::Lost { .. })) {
             given_back.await;
         }
         written

@@ -4,7 +4,7 @@
 use crate::common::engine::Synthetic;
 use crate::common::layout::{Group, Spec};
 use crate::common::memory::{Event, Fault};
-use crate::common::{Host, capture, host, restore, tokens, until};
+use crate::common::{Host, capture, host, host_with, restore, tokens, until};
 use pfr_schema::agent::{Push, RestoreRequest, SnapshotRequest};
 use pfr_schema::checkpoint::{Checkpoint, Dtype};
 use pfr_schema::engine::{Oracle, Verb};
@@ -15,6 +15,7 @@ use pfr_schema::{Digest, ErrorCode, Kind, Limits, media_type, prefix};
 use pfr_store::Pin;
 use serde_json::json;
 use std::convert::Infallible;
+use std::time::{Duration, Instant};
 
 /// A snapshot's documents, to be changed.
 struct Forged {
@@ -296,6 +297,23 @@ async fn what_goes_wrong_after_blocks_were_taken_gives_them_back() {
     assert_eq!(restore(&host, "e", "logits").await.unwrap_err().code(), ErrorCode::OracleMismatch);
     assert!(engine.waiting().is_empty(), "the blocks are not back");
     restore(&host, "e", "now").await.unwrap();
+}
+
+#[tokio::test]
+async fn an_engine_that_answers_nothing_is_waited_for_once() {
+    let limit = Duration::from_secs(2);
+    let host = host_with(|config| config.engine_timeout = limit).await;
+    let engine = Synthetic::start(&host.agent, Spec::hybrid("e"));
+    engine.add("s", &tokens(62));
+    capture(&host, "e", "now").await;
+    engine.set(Fault::Silent("activate"));
+    engine.set(Fault::Silent("discard"));
+    let start = Instant::now();
+    let error = restore(&host, "e", "now").await.unwrap_err();
+    assert_eq!(error.code(), ErrorCode::EngineLost, "{error}");
+    assert!(start.elapsed() < 2 * limit, "it waits for the answer to a second call: {:?}", start.elapsed());
+    engine.heal();
+    until("the blocks are back", || engine.waiting().is_empty()).await;
 }
 
 #[tokio::test]
