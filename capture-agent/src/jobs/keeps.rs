@@ -88,14 +88,16 @@ impl Keeps {
         self.0.kept.lock().insert(keep.id.clone(), keep.clone());
         match self.0.store.pin(&keep.repository, &keep.digest, Pin::Warm, true).await {
             Ok(_) => {
-                self.0.note(&keep);
+                self.0.note(&keep, true);
                 Ok(keep.ends_at)
             }
             Err(error) => {
-                // Of any other failure it is not known whether the pin was set: it is set again,
-                // and the file ends it.
                 if is_gone(&error) {
                     self.0.forget(&keep).await;
+                } else {
+                    // It is not known whether the pin was set, nor whether one of before is still
+                    // there: it is set again, and the file ends it.
+                    self.0.note(&keep, false);
                 }
                 Err(error.into())
             }
@@ -123,7 +125,7 @@ impl Inner {
             // A store that does not answer is asked again later.
             let Some(is_there) = self.pin(&keep, lasts).await else { continue };
             if lasts && is_there {
-                self.note(&keep);
+                self.note(&keep, true);
             } else {
                 // The file last: after a kill the pin is taken back again.
                 self.forget(&keep).await;
@@ -131,10 +133,10 @@ impl Inner {
         }
     }
 
-    /// Notes that the store has pinned it.
-    fn note(&self, keep: &Keep) {
+    /// Notes whether the store has pinned it, as far as is known.
+    fn note(&self, keep: &Keep, pinned: bool) {
         if let Some(keep) = self.kept.lock().get_mut(&keep.id) {
-            keep.pinned = true;
+            keep.pinned = pinned;
         }
     }
 
@@ -171,6 +173,15 @@ mod tests {
     use super::*;
     use crate::error::Error;
     use pfr_store::{SqliteMetadata, storage};
+    use std::path::Path;
+
+    /// A store whose metadata a test makes unreachable.
+    async fn with_metadata_away(dir: &Path) -> (Arc<Away>, Store) {
+        let (packs, _) = storage::open_dir(&dir.join("packs")).unwrap();
+        let options = pfr_store::Options::default();
+        let away = Away::new(SqliteMetadata::open_in_memory(options.clock.clone()).await.unwrap());
+        (Arc::clone(&away), Store::new(packs, away, options))
+    }
 
     #[tokio::test]
     async fn a_snapshot_that_cannot_be_pinned_does_not_count_as_kept() {
@@ -185,10 +196,7 @@ mod tests {
     #[tokio::test]
     async fn a_pin_that_cannot_be_set_at_the_start_does_not_count_and_is_tried_again() {
         let dir = tempfile::tempdir().unwrap();
-        let (packs, _) = storage::open_dir(&dir.path().join("packs")).unwrap();
-        let options = pfr_store::Options::default();
-        let away = Away::new(SqliteMetadata::open_in_memory(options.clock.clone()).await.unwrap());
-        let (config, store) = (Config::new(dir.path()), Store::new(packs, away.clone(), options));
+        let (config, (away, store)) = (Config::new(dir.path()), with_metadata_away(dir.path()).await);
         let (repository, digest) = ("team/agent".parse().unwrap(), Digest::sha256(b"kept"));
         let keep = Keep { id: "one".into(), repository, digest, ends_at: u64::MAX, bytes: 9, pinned: true };
         let files: Files<Keep> = Files::open(config.kept_dir()).await.unwrap();
@@ -204,6 +212,22 @@ mod tests {
             }
         };
         tokio::time::timeout(Duration::from_secs(20), forgotten).await.expect("it is tried again");
+    }
+
+    #[tokio::test]
+    async fn a_pin_of_before_does_not_count_if_it_cannot_be_set_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let (away, store) = with_metadata_away(dir.path()).await;
+        let keeps = Keeps::open(&Config::new(dir.path()), store).await.unwrap();
+        away.set(true);
+        let (repository, digest) = ("team/agent".parse().unwrap(), Digest::sha256(b"kept"));
+        let keep = async || keeps.keep(&repository, digest, u64::MAX, 9).await;
+        assert!(keep().await.is_err());
+        // The snapshot was pinned, deleted with its pin, and pulled again.
+        keeps.0.kept.lock().values_mut().for_each(|keep| keep.pinned = true);
+        assert_eq!(keeps.bytes(), 9);
+        assert!(keep().await.is_err());
+        assert_eq!(keeps.bytes(), 0, "eviction may take it");
     }
 }
 
