@@ -132,7 +132,7 @@ impl Remote {
             url.query_pairs_mut().append_pair("agent", agent);
         }
         // The first question about agents may read many configurations.
-        self.proof(|| self.client.get(url.clone())).await
+        self.count(|| self.client.get(url.clone())).await
     }
 
     /// What a deletion of snapshots, all together, would free. This may take minutes.
@@ -140,6 +140,6 @@ impl Remote {
     /// # Errors
     /// `too_large`; `not_found` from registries of an older version.
     pub async fn freed(&self, request: &api::FreedRequest) -> Result<api::Freed> {
-        self.proof(self.with_json(Method::POST, self.path(&["freed"]), request)?).await
+        self.count(self.with_json(Method::POST, self.path(&["freed"]), request)?).await
     }
 }

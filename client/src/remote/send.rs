@@ -22,6 +22,8 @@ const ANSWER: usize = 192 << 20;
 const PROBLEM: usize = 1 << 20;
 /// How long a registry may take to read and hash a snapshot.
 const PROOF_TIMEOUT: Duration = Duration::from_secs(6 * 3600);
+/// How long a registry may take to count what snapshots share: it reads no page.
+const COUNT_TIMEOUT: Duration = Duration::from_secs(900);
 
 impl Remote {
     /// Sends what `build` makes until a try succeeds or fails for good.
@@ -69,7 +71,16 @@ impl Remote {
 
     /// [`Self::send`] for an answer that takes the registry hours, parsed.
     pub(super) async fn proof<T: DeserializeOwned>(&self, build: impl Fn() -> RequestBuilder) -> Result<T> {
-        let response = self.send(PROOF_TIMEOUT, build).await?;
+        self.slow(PROOF_TIMEOUT, build).await
+    }
+
+    /// [`Self::send`] for an answer that takes the registry minutes, parsed.
+    pub(super) async fn count<T: DeserializeOwned>(&self, build: impl Fn() -> RequestBuilder) -> Result<T> {
+        self.slow(COUNT_TIMEOUT, build).await
+    }
+
+    async fn slow<T: DeserializeOwned>(&self, timeout: Duration, build: impl Fn() -> RequestBuilder) -> Result<T> {
+        let response = self.send(timeout, build).await?;
         self.parse(&self.read(response, ANSWER).await?)
     }
 

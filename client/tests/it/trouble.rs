@@ -3,7 +3,7 @@
 use crate::common::sample::{LARGE, SMALL, directory, everything, page, write};
 use crate::common::{Registry, files, is_empty, memory, pull_dir, pull_store, push_dir, remote, repository, same_files, tag, target};
 use pfr_client::{Progress, Source, push};
-use pfr_schema::api::{ForkRequest, TagRequest, TagState};
+use pfr_schema::api::{ForkRequest, FreedRequest, TagRequest, TagState};
 use pfr_schema::codec::Codec;
 use pfr_schema::frame::{self, Header};
 use pfr_schema::{Digest, ErrorCode, Kind};
@@ -130,6 +130,17 @@ async fn a_session_that_the_registry_forgot_is_opened_again() {
     let front = Front::start(&registry.url, first(100, upload, || Fate::Refuse(ErrorCode::PushUnknown)));
     let other = directory(LARGE, &[1000]);
     assert_eq!(push_dir(&remote(&front.url), other.path(), "t").await.unwrap_err().code(), ErrorCode::PushUnknown, "not for ever");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_registry_that_was_stopped_is_not_waited_for_for_hours_to_count_bytes() {
+    // It takes connections and never answers.
+    let silent = tokio::net::TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+    let (remote, start) = (remote(&format!("http://{}", silent.local_addr().unwrap())), tokio::time::Instant::now());
+    let freed = remote.freed(&FreedRequest { repositories: Vec::new() }).await;
+    assert_eq!(freed.unwrap_err().code(), ErrorCode::Unavailable);
+    // It is asked three times.
+    assert!(start.elapsed().as_secs() < 3600, "{:?}", start.elapsed());
 }
 
 #[tokio::test]
