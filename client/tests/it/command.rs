@@ -200,6 +200,15 @@ fn a_warm_waits_for_its_job_unless_it_is_detached() {
 }
 
 #[test]
+fn an_id_of_an_agent_that_no_registry_takes_is_refused_by_the_name_of_its_option() {
+    let home = tempfile::tempdir().unwrap();
+    for id in ["", &"é".repeat(256)] {
+        let (code, _, stderr) = run(home.path(), &["stats", "team/agent", "--agent", id, "--registry", "http://127.0.0.1:1"]);
+        assert!(code == 1 && stderr.contains("--agent <ID>") && stderr.contains("1 to 255 characters"), "{stderr}");
+    }
+}
+
+#[test]
 fn looking_at_a_local_store_does_not_make_one() {
     let home = tempfile::tempdir().unwrap();
     let (code, _, stderr) = run(home.path(), &["ls", "--local"]);

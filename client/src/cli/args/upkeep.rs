@@ -31,10 +31,18 @@ pub struct Stats {
     #[arg(long, value_name = "SNAPSHOT", requires = "repository")]
     pub below: Option<Selector>,
     /// Only snapshots whose configuration names this agent
-    #[arg(long, value_name = "ID", requires = "repository")]
+    #[arg(long, value_name = "ID", requires = "repository", value_parser = agent_id)]
     pub agent: Option<String>,
     #[command(flatten)]
     pub at: Where,
+}
+
+/// The id of an agent, as long as registries take it.
+fn agent_id(text: &str) -> Result<String, String> {
+    match text.chars().count() {
+        1..=255 => Ok(text.to_owned()),
+        count => Err(format!("expected 1 to 255 characters, found {count}")),
+    }
 }
 
 pub const DF_EXAMPLES: &str = "\
