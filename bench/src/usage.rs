@@ -17,6 +17,9 @@ const START: Duration = Duration::from_secs(60);
 const END: Duration = Duration::from_secs(20);
 /// Longest time that a client command may take.
 const LONGEST: Duration = Duration::from_secs(3600);
+/// Time between two looks at a client command that runs alone, and at one beside many.
+const OFTEN: Duration = Duration::from_millis(5);
+const RARELY: Duration = Duration::from_secs(1);
 
 /// Processor time, in seconds.
 #[derive(Clone, Copy, Debug)]
@@ -142,6 +145,11 @@ pub struct Ran {
 
 /// Runs a command to its end and reads its memory every few milliseconds. Kills it after an hour.
 pub fn run(command: &mut Command) -> Result<Ran> {
+    watched(command, OFTEN)
+}
+
+/// Runs a command, and looks at it so often.
+fn watched(command: &mut Command, every: Duration) -> Result<Ran> {
     let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
     let (pid, ended, start) = (child.id(), AtomicBool::new(false), Instant::now());
     let process = rustix::process::Pid::from_child(&child);
@@ -154,7 +162,7 @@ pub fn run(command: &mut Command) -> Result<Ran> {
                 if start.elapsed() > LONGEST {
                     let _ = rustix::process::kill_process(process, rustix::process::Signal::KILL);
                 }
-                std::thread::park_timeout(Duration::from_millis(5));
+                std::thread::park_timeout(every);
             }
             peak
         });
@@ -180,9 +188,9 @@ fn succeeded(command: &Command, status: ExitStatus, errors: &str) -> Result<()> 
     Err(format!("{program} ended with {status}: {}", errors.trim()).into())
 }
 
-/// Runs client commands at the same time, each to its end. Returns how long each took, in seconds
-/// from their common start. Their memory is not read meanwhile: of many, that would take too much
-/// of the processors.
+/// Runs client commands at the same time, each to its end or for an hour. Returns how long each
+/// took, in seconds from their common start. They are rarely looked at meanwhile: often, with many,
+/// would take too much of the processors.
 ///
 /// # Errors
 /// The first that failed, with what it wrote to stderr.
@@ -191,10 +199,8 @@ pub fn together(commands: Vec<Command>) -> Result<Vec<f64>> {
     std::thread::scope(|scope| {
         let run = |mut command: Command| {
             scope.spawn(move || -> Result<f64> {
-                let output = command.stdin(Stdio::null()).output()?;
-                let seconds = start.elapsed().as_secs_f64();
-                succeeded(&command, output.status, &String::from_utf8_lossy(&output.stderr))?;
-                Ok(seconds)
+                watched(&mut command, RARELY)?;
+                Ok(start.elapsed().as_secs_f64())
             })
         };
         let threads: Vec<_> = commands.into_iter().map(run).collect();
