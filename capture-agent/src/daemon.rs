@@ -64,7 +64,8 @@ pub async fn serve(config: Config, listening: impl FnOnce(&Config)) -> Result<()
         }
     }
     tell_manager("STOPPING=1");
-    reports.abort_all();
+    // No other report may follow the last one below.
+    reports.shutdown().await;
     stopping.send_replace(true);
     if tokio::time::timeout(config.shutdown_grace, controls.join_next()).await.is_err() {
         tracing::warn!("grace period over, cancelling open requests");
@@ -80,6 +81,7 @@ pub async fn serve(config: Config, listening: impl FnOnce(&Config)) -> Result<()
     // Connections end with their sessions. An engine whose connection ended is not paused, and
     // takes back its blocks.
     engines.shutdown().await;
+    report::stopped(&agent).await;
     tracing::info!("agent stopped");
     Ok(())
 }

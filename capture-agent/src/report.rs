@@ -1,5 +1,6 @@
 //! Reports to the registry: the engines of this host, its drains and warms, for the pages of the
-//! fleet. Nothing waits for a report, and nothing depends on one.
+//! fleet. Nothing depends on a report. Nothing waits for one, but for the end of the agent, which
+//! waits a second for the last one.
 
 use crate::agent::Agent;
 use crate::config::Config;
@@ -8,12 +9,19 @@ use pfr_schema::AgentName;
 use pfr_schema::agent::{EngineInfo, EngineState, Job, JobRequest};
 use pfr_schema::api::{AgentEngine, AgentEngineState, AgentJob, AgentJobKind, AgentReport};
 use pfr_service::Backoff;
+use pfr_service::backoff::jitter;
 use serde_json::Value;
+use std::ops::Range;
 use std::time::Duration;
 use tokio::time::Instant;
 
 /// Time that a report may take.
 const LIMIT: Duration = Duration::from_secs(10);
+/// Time that the last report may take: the end of the agent waits for it.
+const LAST: Duration = Duration::from_secs(1);
+/// When the next report is due, in intervals. Agents that were started together do not go on
+/// reporting together.
+const DUE: Range<f64> = 0.8..1.0;
 /// Time between two looks for a change, which is reported at once.
 const LOOK: Duration = Duration::from_secs(5);
 /// Longest wait after reports that failed, unless the interval is longer.
@@ -26,8 +34,8 @@ const RECENT: u64 = 3_600_000;
 pub async fn run(agent: Agent) {
     let config = agent.config();
     let interval = config.report_interval;
-    let Some(registry) = config.registry.as_deref().filter(|_| !interval.is_zero()) else { return };
-    let Some(name) = config.report_name.clone().or_else(host_name) else {
+    let Some(registry) = registry_of(config) else { return };
+    let Some(name) = name_of(config) else {
         tracing::warn!("the registry learns nothing of this host: its name is no agent name; set report-name");
         return;
     };
@@ -35,17 +43,12 @@ pub async fn run(agent: Agent) {
     let mut failures = 0_u32;
     loop {
         let report = report_of(&agent);
-        let failed = match tokio::time::timeout(LIMIT, send(config, registry, &name, &report)).await {
-            Ok(Ok(())) => None,
-            Ok(Err(error)) => Some(error.to_string()),
-            Err(_) => Some(format!("no answer within {} seconds", LIMIT.as_secs())),
-        };
-        let Some(error) = failed else {
+        let Err(error) = within(LIMIT, send(config, registry, &name, &report)).await else {
             if failures > 0 {
                 tracing::info!(registry, "the registry takes reports again");
             }
             failures = 0;
-            until_due(&agent, &report, interval).await;
+            until_due(&agent, &report, interval.mul_f64(jitter(DUE))).await;
             continue;
         };
         failures = failures.saturating_add(1);
@@ -59,6 +62,27 @@ pub async fn run(agent: Agent) {
     }
 }
 
+/// Tells the agent's registry, if it reports to one, that the agent ends in order. Tries it once
+/// and takes a second at most, so that a registry that hangs does not hold up the end.
+pub async fn stopped(agent: &Agent) {
+    let config = agent.config();
+    let Some((registry, name)) = registry_of(config).zip(name_of(config)) else { return };
+    let report = AgentReport { stopped: true, ..report_of(agent) };
+    if let Err(error) = within(LAST, send(config, registry, &name, &report)).await {
+        tracing::info!(registry, error, "the registry was not told that this agent has stopped");
+    }
+}
+
+/// The registry that gets reports, if there is one.
+fn registry_of(config: &Config) -> Option<&str> {
+    config.registry.as_deref().filter(|_| !config.report_interval.is_zero())
+}
+
+/// The name under which the agent reports: the configured one, or else that of this host.
+fn name_of(config: &Config) -> Option<AgentName> {
+    config.report_name.clone().or_else(host_name)
+}
+
 /// The name of this host, if it can be the name of an agent.
 fn host_name() -> Option<AgentName> {
     std::fs::read_to_string("/proc/sys/kernel/hostname").ok()?.trim().parse().ok()
@@ -68,9 +92,20 @@ async fn send(config: &Config, registry: &str, name: &AgentName, report: &AgentR
     Ok(config.remote(registry)?.report_agent(name, report).await?)
 }
 
-/// Waits for the time of the next report: for the interval, or until something has changed.
-async fn until_due(agent: &Agent, last: &AgentReport, interval: Duration) {
-    let due = Instant::now() + interval;
+/// Waits for a report that is sent, but no longer than `limit`.
+///
+/// # Errors
+/// Why the registry may not have it, for the log.
+async fn within(limit: Duration, sending: impl Future<Output = Result<()>>) -> Result<(), String> {
+    match tokio::time::timeout(limit, sending).await {
+        Ok(sent) => sent.map_err(|error| error.to_string()),
+        Err(_) => Err(format!("no answer within {} s", limit.as_secs())),
+    }
+}
+
+/// Waits until the next report is due, or until something has changed.
+async fn until_due(agent: &Agent, last: &AgentReport, wait: Duration) {
+    let due = Instant::now() + wait;
     loop {
         let left = due.saturating_duration_since(Instant::now());
         if left.is_zero() {
@@ -102,6 +137,7 @@ fn report_of(agent: &Agent) -> AgentReport {
         interval_seconds: agent.config().report_interval.as_secs(),
         engines: agent.all_engines().iter().take(AgentReport::ENGINES).map(engine).collect(),
         jobs: jobs.iter().take(AgentReport::JOBS).map(job).collect(),
+        stopped: false,
     }
 }
 
@@ -146,4 +182,16 @@ fn job(job: &Job) -> AgentJob {
 /// As much of a text as a report takes.
 fn clipped(text: &str) -> String {
     text.chars().take(AgentReport::TEXT).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reports_are_due_within_the_interval_that_they_name_and_not_together() {
+        let waits: Vec<f64> = (0..100).map(|_| jitter(DUE)).collect();
+        assert!(waits.iter().all(|wait| (0.8..=1.0).contains(wait)), "{waits:?}");
+        assert!(waits.iter().any(|wait| (wait - waits[0]).abs() > 0.01), "{waits:?}");
+    }
 }

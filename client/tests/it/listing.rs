@@ -104,7 +104,7 @@ async fn the_engines_of_a_fleet_are_those_that_agents_reported() {
     };
     let engines = vec![engine("vllm-0", AgentEngineState::Ready, None), engine("vllm-1", AgentEngineState::Busy, Some("a snapshot"))];
     for (host, engines) in [("gpu-2", vec![]), ("gpu-1", engines)] {
-        let report = AgentReport { version: "0.1.0".to_owned(), interval_seconds: 60, engines, jobs: vec![] };
+        let report = AgentReport { version: "0.1.0".to_owned(), interval_seconds: 60, engines, jobs: vec![], stopped: false };
         registry.remote().report_agent(&host.parse().unwrap(), &report).await.unwrap();
     }
     let table = fleet(&[]);

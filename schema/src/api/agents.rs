@@ -7,9 +7,13 @@ use crate::name::AgentName;
 use serde::{Deserialize, Serialize};
 
 api! {
-    /// What a capture agent tells a registry of itself. Each report replaces the one before.
+    // Unlike other requests, a report may have fields that are not known here, in its engines and
+    // jobs too: agents are often upgraded before their registry, and one that says more than the
+    // registry can show must not go missing from the fleet. They are read over and not kept, so the
+    // bounds of `check` hold for all that is kept, and the limit on bodies for the rest.
+    /// What a capture agent tells a registry of itself. Each report replaces the one before. A
+    /// registry ignores fields that it does not know.
     #[derive(Eq)]
-    #[serde(deny_unknown_fields)]
     pub struct AgentReport {
         /// The version of the agent.
         #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 128, example = "0.1.0"))]
@@ -23,11 +27,14 @@ api! {
         /// Its drains and warms: those under way, and those that ended not long ago.
         #[cfg_attr(feature = "openapi", schema(max_items = 32))]
         pub jobs: Vec<AgentJob>,
+        /// Whether it has ended in order, so that no other report follows until it is started
+        /// again.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        pub stopped: bool,
     }
 
     /// An engine of a host.
     #[derive(Eq)]
-    #[serde(deny_unknown_fields)]
     pub struct AgentEngine {
         /// Its name.
         #[cfg_attr(feature = "openapi", schema(max_length = 128, example = "vllm-0"))]
@@ -57,7 +64,6 @@ api! {
 
     /// A drain or a warm of a host.
     #[derive(Eq)]
-    #[serde(deny_unknown_fields)]
     pub struct AgentJob {
         /// Its id.
         #[cfg_attr(feature = "openapi", schema(max_length = 128))]
@@ -159,6 +165,8 @@ impl AgentReport {
     pub const MOST: u64 = 9_007_199_254_740_991;
     /// Intervals without a report after which an agent is silent.
     const PATIENCE: u64 = 3;
+    /// Seconds without a report after which an agent is silent, whatever its interval.
+    pub const LONGEST_PATIENCE: u64 = Self::LONGEST_INTERVAL * Self::PATIENCE;
 
     /// Whether an agent that reported this at `seen_at` is silent at `now`, in milliseconds.
     #[must_use]
@@ -199,6 +207,14 @@ impl AgentReport {
             return fail("*", format!("numbers of at most {}", Self::MOST), found.to_string());
         }
         Ok(())
+    }
+}
+
+impl AgentInfo {
+    /// Whether its report says what was, and not what is: it is silent, or has ended in order.
+    #[must_use]
+    pub fn is_gone(&self) -> bool {
+        self.silent || self.report.stopped
     }
 }
 
@@ -248,10 +264,38 @@ mod tests {
             assert!(error.contains(word), "{place}: {error}");
         }
         assert_eq!(with("/engines/0/engine", json!("é".repeat(128))), Ok(()));
+    }
+
+    #[test]
+    fn fields_of_a_newer_agent_are_read_over_and_not_kept() {
+        let right: AgentReport = serde_json::from_value(report()).unwrap();
+        let long = "x".repeat(AgentReport::TEXT + 1);
         for place in ["", "/engines/0", "/jobs/0"] {
-            let mut unknown = report();
-            unknown.pointer_mut(place).unwrap()["more"] = json!(1);
-            assert!(serde_json::from_value::<AgentReport>(unknown).is_err(), "an unknown field at {place:?}");
+            for more in [json!(1), json!(null), json!([{"deep": [long]}]), json!({"state": "asleep"})] {
+                let mut newer = report();
+                newer.pointer_mut(place).unwrap()["more"] = more.clone();
+                let read: AgentReport = crate::json::parse("report", newer.to_string().as_bytes(), u64::MAX).unwrap();
+                assert_eq!((&read, read.check()), (&right, Ok(())), "{more} at {place:?}");
+                assert_eq!(serde_json::to_value(&read).unwrap(), report(), "{more} at {place:?}");
+            }
+        }
+        // Its bounds hold beside such a field, too.
+        let mut newer = report();
+        (newer["more"], newer["version"]) = (json!(1), json!(long));
+        assert!(serde_json::from_value::<AgentReport>(newer).unwrap().check().is_err());
+    }
+
+    #[test]
+    fn only_an_agent_that_has_ended_says_so() {
+        let mut stopped = report();
+        stopped["stopped"] = json!(true);
+        let read: AgentReport = serde_json::from_value(stopped.clone()).unwrap();
+        assert_eq!((read.stopped, serde_json::to_value(&read).unwrap()), (true, stopped));
+        let running = AgentReport { stopped: false, ..read.clone() };
+        assert_eq!(serde_json::to_value(&running).unwrap(), report(), "an older registry takes it");
+        for (silent, report, gone) in [(false, &running, false), (true, &running, true), (false, &read, true)] {
+            let info = AgentInfo { name: "gpu-1".parse().unwrap(), seen_at: 1, silent, label: None, report: report.clone() };
+            assert_eq!(info.is_gone(), gone, "{info:?}");
         }
     }
 
