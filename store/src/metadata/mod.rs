@@ -1,5 +1,5 @@
 //! The metadata: every transaction that the store makes, each atomic and durable when it returns
-//! (but for [`Mode::UNDOABLE`]).
+//! (but for [`Mode::UNDOABLE`] and [`Mode::UNDOABLE_GROW`]).
 //!
 //! The logic of each transaction is written once, here, over the row operations of a [`tx::Tx`].
 //! SQLite (the embedded store) and PostgreSQL (replicas) are the two databases that run it
@@ -581,16 +581,22 @@ macro_rules! metadata_transactions {
             /// Returns how many in all.
             trim_audit_log(kept: Duration, rows: u64, limit: usize) -> u64 = WRITE |tx| audit_log::trim(tx, *kept, *rows, *limit);
             /// Keeps what an agent reports now, instead of its last report. `label` is that of its
-            /// token.
+            /// token. If it is a new agent and there are very many, it takes the place of one that
+            /// has not reported for hours. If the host goes down soon after, the report may be
+            /// lost: another one follows.
             ///
             /// # Errors
-            /// [`crate::Error::Format`] if it is a new agent and there are very many.
+            /// [`crate::Error::Format`] if it is a new agent, and all of very many have reported
+            /// within hours.
             report_agent(name: AgentName, label: Option<String>, report: AgentReport) -> ()
-                = GROW |tx| agents::report(tx, name, label.as_deref(), report);
+                = UNDOABLE_GROW |tx| agents::report(tx, name, label.as_deref(), report);
             /// Agents by name, each with its last report.
             agents(after: Option<String>, limit: usize) -> Page<AgentInfo> = READ |tx| agents::list(tx, after.as_deref(), *limit);
+            /// Deletes the last report of an agent; returns whether there was one. It is audited
+            /// only if there was.
+            forget_agent(name: AgentName, audit: Option<AuditEntry>) -> bool = WRITE |tx| agents::forget(tx, name, audit.as_ref());
             /// Deletes reports that are older than `kept`; returns how many.
-            forget_agents(kept: Duration) -> u64 = WRITE |tx| agents::forget(tx, *kept);
+            forget_agents(kept: Duration) -> u64 = WRITE |tx| agents::forget_old(tx, *kept);
         }
     };
 }

@@ -46,6 +46,8 @@ impl Mode {
     pub const LONG_WRITE: Self = Self { long: true, ..Self::WRITE };
     pub const UNDOABLE: Self = Self { may_be_undone: true, ..Self::WRITE };
     pub const GROW: Self = Self { grows: true, ..Self::WRITE };
+    /// Its caller does without it on a nearly full disk, and nothing makes room for it.
+    pub const UNDOABLE_GROW: Self = Self { grows: true, ..Self::UNDOABLE };
     /// A single statement that writes: it needs no transaction around it.
     pub const STATEMENT: Self = Self { isolation: Isolation::Statements, ..Self::WRITE };
     pub const GROWING_STATEMENT: Self = Self { grows: true, ..Self::STATEMENT };

@@ -10,9 +10,13 @@ on_backends!([sqlite = SqliteDisk, postgres = PostgresDisk]:
     each_agent_has_its_last_report_with_its_time_until_it_is_forgotten,
     a_report_that_this_version_cannot_read_hides_no_other,
     there_is_a_limit_on_agents_and_those_that_are_known_report_on,
+    a_new_agent_takes_the_place_of_the_one_that_has_been_silent_for_longest,
+    an_agent_that_is_forgotten_is_there_again_after_its_next_report,
 );
 
 const DAY: Duration = Duration::from_secs(86_400);
+/// Three of the longest intervals.
+const STALE: Duration = Duration::from_secs(3 * 3600);
 
 fn name(text: &str) -> AgentName {
     text.parse().unwrap()
@@ -97,4 +101,50 @@ async fn there_is_a_limit_on_agents_and_those_that_are_known_report_on(backend: 
     put(&*rig.metadata, "gpu-7", "3").await;
     assert_eq!(rig.metadata.forget_agents(DAY - Duration::from_secs(1)).await.unwrap(), 999);
     put(&*rig.metadata, "one-more", "1").await;
+}
+
+async fn a_new_agent_takes_the_place_of_the_one_that_has_been_silent_for_longest(backend: Backend) {
+    let rig = Rig::still(backend, Options::default()).await;
+    let metadata = &*rig.metadata;
+    put(metadata, "first", "1").await;
+    rig.seconds(1);
+    futures::future::join_all((0..999).map(|number| async move { put(metadata, &format!("gpu-{number}"), "1").await })).await;
+    let is_refused = async |agent: &str| {
+        let refused = metadata.report_agent(name(agent), None, report("1")).await.unwrap_err();
+        assert_eq!(refused.code(), ErrorCode::TooLarge, "{refused}");
+    };
+    let lacks = async |gone: &[&str]| {
+        let names: Vec<String> = all(metadata).await.iter().map(|agent| agent.name.to_string()).collect();
+        assert_eq!(names.len(), 1000);
+        for agent in gone {
+            assert!(!names.iter().any(|name| name == agent), "{agent} is there");
+        }
+    };
+    rig.wait(STALE - Duration::from_secs(1));
+    is_refused("new-1").await;
+    lacks(&["new-1"]).await;
+    // Only the first one has been silent for longer than that.
+    rig.seconds(1);
+    put(metadata, "new-1", "1").await;
+    is_refused("new-2").await;
+    lacks(&["first", "new-2"]).await;
+    // One that reports again in time stays.
+    put(metadata, "gpu-0", "2").await;
+    rig.seconds(1);
+    put(metadata, "new-2", "1").await;
+    lacks(&["first", "gpu-1"]).await;
+    assert!(all(metadata).await.iter().any(|agent| agent.name.as_str() == "gpu-0"));
+}
+
+async fn an_agent_that_is_forgotten_is_there_again_after_its_next_report(backend: Backend) {
+    let rig = Rig::still(backend, Options::default()).await;
+    let metadata = &*rig.metadata;
+    for agent in ["gpu-1", "gpu-2"] {
+        put(metadata, agent, "1").await;
+    }
+    assert!(metadata.forget_agent(name("gpu-1"), None).await.unwrap());
+    assert!(!metadata.forget_agent(name("gpu-1"), None).await.unwrap(), "it is forgotten already");
+    assert_eq!(all(metadata).await.iter().map(|agent| agent.name.as_str()).collect::<Vec<_>>(), ["gpu-2"]);
+    put(metadata, "gpu-1", "2").await;
+    assert_eq!(all(metadata).await[0].report.version, "2");
 }

@@ -3,7 +3,8 @@
 use crate::common::{pieces, push, repository, snapshot, tag};
 use pfr_schema::ErrorCode;
 use pfr_schema::api::TagState;
-use pfr_store::{Clock, GcOptions, Options, Store};
+use pfr_store::{AgentReport, Clock, GcOptions, Options, Store};
+use serde_json::json;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -45,7 +46,11 @@ async fn below_the_floor_nothing_grows_and_deletions_and_collections_go_on() {
     is_full("a commit", store.commit(&uploaded.id, new.manifest.digest, Some(tag("new")), None).await);
     is_full("a tag", store.put_tag(&repository(), tag("more"), kept.manifest.digest, Some(TagState::Absent)).await);
     is_full("a fork", store.fork(&repository(), kept.manifest.digest, "fork", 3).await);
+    let report = json!({"version": "1", "interval_seconds": 30, "engines": [], "jobs": []});
+    let report: AgentReport = serde_json::from_value(report).unwrap();
+    is_full("a report of an agent", store.metadata().report_agent("gpu-1".parse().unwrap(), None, report).await);
     assert_eq!(store.tags(&repository(), None, 10).await.unwrap().rows.len(), 2, "nothing was half done");
+    assert_eq!(store.metadata().agents(None, 10).await.unwrap().rows, []);
 
     store.delete_tag(&repository(), &tag("goes"), None).await.unwrap();
     store.delete_snapshot(&repository(), &goes.manifest.digest).await.unwrap();

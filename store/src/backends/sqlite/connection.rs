@@ -161,6 +161,19 @@ impl Database {
         self.write(job).await
     }
 
+    /// Runs `job` as [`Database::write_undoable`] does, unless the disk is nearly full. Then it
+    /// writes nothing at all, and takes nothing from the reserve: such jobs come again and again.
+    ///
+    /// # Errors
+    /// [`Error::Full`]: nothing has changed.
+    #[boxed]
+    pub(super) async fn grow_undoable(&self, job: Work) -> Result<Value> {
+        if let Some(room) = self.room() {
+            room.admit()?;
+        }
+        self.write_undoable(job).await
+    }
+
     pub(super) fn rows_written(&self) -> u64 {
         self.rows_written.load(Ordering::Relaxed)
     }

@@ -102,6 +102,7 @@ impl Backend for SqliteMetadata {
             (false, _) => self.database.read(work),
             (true, false) if mode.may_be_undone => self.database.write_undoable(work),
             (true, false) => self.database.write(work),
+            (true, true) if mode.may_be_undone => self.database.grow_undoable(work),
             (true, true) => self.database.grow(work),
         };
         typed(stage.end(done.await)?)

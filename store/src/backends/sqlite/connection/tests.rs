@@ -100,6 +100,8 @@ async fn only_what_may_be_undone_does_not_wait_for_the_disk() {
         assert_eq!(database.writes(level).await.expect("it is read"), 2);
         let undoable = database.write_undoable(untyped(level)).await.expect("it is read");
         assert_eq!(typed::<i64>(undoable).expect("a number"), 1);
+        let grown = database.grow_undoable(untyped(level)).await.expect("it is read");
+        assert_eq!(typed::<i64>(grown).expect("a number"), 1);
     }
     let (open, gate) = channel::<()>();
     let mut waits = Box::pin(database.writes(move |_| {
@@ -112,6 +114,17 @@ async fn only_what_may_be_undone_does_not_wait_for_the_disk() {
     drop(open);
     waits.await.expect("it is written");
     assert_eq!(typed::<i64>(joins.await.expect("it is read")).expect("a number"), 2, "it comes into a commit that waits anyway");
+}
+
+#[tokio::test]
+async fn undoable_growth_on_a_nearly_full_disk_is_refused_without_a_transaction() {
+    let dir = tempfile::tempdir().expect("a directory");
+    // The floor is so high that the disk is always below it.
+    let path = dir.path().join("metadata.sqlite");
+    let database = Database::open(Some(path), Some(u64::MAX), 8_000).await.expect("a new file");
+    let refused = database.grow_undoable(untyped(|_| Ok(()))).now_or_never();
+    assert!(matches!(refused, Some(Err(Error::Full(_)))), "it waits for nothing: {refused:?}");
+    assert!(database.grow(untyped(|_| Ok(()))).now_or_never().is_none(), "other growth makes room first");
 }
 
 #[test]
