@@ -15,6 +15,7 @@ use pfr_schema::{DomainName, ErrorCode};
 use pfr_store::{Budget, Result, Schedule, Store};
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -28,6 +29,8 @@ pub(crate) struct Domain {
     pub(crate) collector: Collector,
     pub(crate) retention: Retention,
     pub(crate) schedule: Schedule,
+    /// Whether the disk had no room for the last report of an agent.
+    pub(crate) refuses_reports: AtomicBool,
     collections: Arc<Semaphore>,
 }
 
@@ -36,7 +39,8 @@ impl Domain {
         let collector = Collector::new(store.clone(), name.clone(), Duration::from_secs(config.gc_grace_seconds));
         let retention = Retention::new(store.clone(), name.clone());
         let schedule = schedule(&store, &collector, &retention, limits, config, removes);
-        Arc::new(Self { name, store, collector, retention, schedule, collections: Arc::new(Semaphore::new(1)) })
+        let (refuses_reports, collections) = (AtomicBool::default(), Arc::new(Semaphore::new(1)));
+        Arc::new(Self { name, store, collector, retention, schedule, refuses_reports, collections })
     }
 
     /// A permit to collect on request, at once or not at all: a second collection would find

@@ -76,6 +76,8 @@ groups! {
     TokenCreating = [ANY, BODY, &[StorageFull]];
     /// Revoking an access token.
     TokenRevoking = [ANY, &[TokenUnknown]];
+    /// Forgetting an agent.
+    Forgetting = [ANY, &[NotFound, StorageFull]];
     /// Pauses of background tasks.
     Pausing = [ANY, BODY, &[NotFound, StorageFull]];
     /// Reports of past collections.

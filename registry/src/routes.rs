@@ -127,6 +127,7 @@ fn table() -> OpenApiRouter<App> {
         audit::list,
         agents::list,
         agents::report,
+        agents::forget,
         integrity::scrub,
         integrity::damaged,
         health::livez,

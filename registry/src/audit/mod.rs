@@ -151,7 +151,7 @@ impl Auditing {
 /// Most characters of a subject.
 const SUBJECT: usize = 64;
 /// Segments of paths that name a subject.
-const SUBJECTS: [&str; 4] = ["domain", "token", "task", "run"];
+const SUBJECTS: [&str; 5] = ["domain", "token", "task", "run", "agent"];
 
 /// What a request is about.
 #[derive(Clone, Default)]

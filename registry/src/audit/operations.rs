@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 /// Operations that change something in one transaction, which writes their record too.
-const CHANGES: [&str; 16] = [
+const CHANGES: [&str; 17] = [
     "commit",
     "put_tag",
     "delete_tag",
@@ -21,6 +21,7 @@ const CHANGES: [&str; 16] = [
     "set_signing",
     "create_token",
     "revoke_token",
+    "forget_agent",
     "PUT /v2/{repo}/manifests/{reference}",
     "DELETE /v2/{repo}/manifests/{reference}",
     "DELETE /v2/{repo}/blobs/{digest}",

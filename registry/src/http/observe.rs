@@ -119,6 +119,8 @@ impl Observation {
         match (code, self.status) {
             (Some("internal" | "corrupt_store"), _) => line!(error),
             (_, None) => line!(warn),
+            // A report of an agent: one line of its handler says it for all of them.
+            (Some("storage_full"), _) if self.quiet => line!(debug),
             (_, Some(status)) if status.is_server_error() => line!(warn),
             _ if self.quiet => line!(debug),
             _ => line!(info),

@@ -14,7 +14,7 @@ use crate::rates::Throttled;
 use crate::ui::Browser;
 use axum::body::Body;
 use axum::extract::{MatchedPath, Request, State};
-use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 use futures::FutureExt as _;
@@ -27,6 +27,9 @@ use tracing::{Instrument as _, Span};
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Routes that must answer however busy the registry is.
 const EXEMPT: [&str; 3] = ["/livez", "/readyz", "/metrics"];
+/// The route of reports of agents, which come every few seconds from each host: their lines are for
+/// debugging only, unless the registry fails.
+const REPORTS: &str = "/v1/agents/{agent}";
 /// Routes that answer whatever host is named: their answer tells nothing.
 const PROBES: [&str; 2] = ["/livez", "/readyz"];
 /// Streams of frames and of blobs have their own permits, so that they and other requests do not
@@ -88,7 +91,8 @@ async fn answer(app: App, request: Request, next: Next, id: String, route: Strin
     if STREAMS.contains(&route.as_str()) {
         parts.extensions.insert(throttled.clone());
     }
-    let mut observation = Observation::new(id, method, path, route, exempt, lease, permit.clone(), caller);
+    let quiet = exempt || (method == Method::PUT && route == REPORTS);
+    let mut observation = Observation::new(id, method, path, route, quiet, lease, permit.clone(), caller);
     let response = if let Some(failure) = refused {
         drop(body);
         // The browser of a user: the audit log has whose token another site tried to use.

@@ -19,7 +19,7 @@ pub(crate) async fn engines(
     let (from, limit) = paging.checked()?;
     let page = agents::seen(&domain, &caller, from, limit).await?;
     let body = html! {
-        p { "Agents report to this registry. For an agent that is not seen any more, the page shows its last report." }
+        p { "Agents report to this registry. For an agent that has stopped, or is not seen any more, the page shows its last report." }
         section {
             h2 id="hosts" { "Hosts" }
             (hosts(&page.rows, now))
@@ -58,7 +58,7 @@ fn hosts(agents: &[AgentInfo], now: u64) -> Markup {
                     @for agent in agents {
                         tr {
                             th scope="row" { (agent.name) }
-                            td { @if agent.silent { p.bad { "not seen since " (ago(agent.seen_at, now)) } } @else { (ago(agent.seen_at, now)) } }
+                            td { (seen(agent, now)) }
                             td.number.wide { (number(agent.report.engines.len() as u64)) }
                             td.number.wide { (interval(agent.report.interval_seconds)) }
                             td.wide { "pf-agent " (agent.report.version) }
@@ -68,6 +68,16 @@ fn hosts(agents: &[AgentInfo], now: u64) -> Markup {
                 }
             }
         }
+    }
+}
+
+/// When an agent was seen last, and whether that was its end.
+fn seen(agent: &AgentInfo, now: u64) -> Markup {
+    let seen = ago(agent.seen_at, now);
+    match (agent.report.stopped, agent.silent) {
+        (true, _) => html! { "stopped " (seen) },
+        (false, true) => html! { p.bad { "not seen since " (seen) } },
+        (false, false) => seen,
     }
 }
 
@@ -98,7 +108,7 @@ fn table_of_engines(agents: &[AgentInfo]) -> Markup {
                             th scope="row" { (engine.engine) }
                             td { (agent.name) }
                             td {
-                                @if agent.silent { "not known" } @else { (state(engine.state)) @if let Some(note) = &engine.note { ": " (note) } }
+                                @if agent.is_gone() { "not known" } @else { (state(engine.state)) @if let Some(note) = &engine.note { ": " (note) } }
                             }
                             td.wide { @if let Some(model) = &engine.model { (model) } @else { (none("its engine configuration does not say it")) } }
                             td.wide { (short(&engine.fingerprint)) }
@@ -145,7 +155,7 @@ fn table_of_jobs(agents: &[AgentInfo], now: u64) -> Markup {
                             th scope="row" { (kind(job.kind)) @if let Some(about) = &job.about { " " (about) } }
                             td { (agent.name) }
                             td {
-                                @if agent.silent && job.state.is_open() { "not known" } @else { (job.state.name()) }
+                                @if agent.is_gone() && job.state.is_open() { "not known" } @else { (job.state.name()) }
                                 @if let Some(note) = &job.note { p { (note) } }
                             }
                             td { (bytes(job.bytes_done)) @if job.bytes_total > 0 { " of " (bytes(job.bytes_total)) } }

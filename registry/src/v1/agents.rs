@@ -10,8 +10,9 @@ use crate::http::query::{Paging, Query};
 use crate::problem::ApiError;
 use axum::Json;
 use axum::http::StatusCode;
-use pfr_schema::{AgentName, api};
-use pfr_store::Page;
+use pfr_schema::{AgentName, ErrorCode, api};
+use pfr_store::{Error, Page};
+use std::sync::atomic::Ordering;
 
 /// Agents in an answer, whatever its limit. A report may have some hundred KiB, and a caller with
 /// `push` may fill all of them.
@@ -19,8 +20,9 @@ const AT_ONCE: usize = 100;
 
 /// Lists agents by name, each with its last report
 ///
-/// An agent that has not reported for a day is forgotten. References and notes of jobs are shown to
-/// callers that see all repositories.
+/// An agent that has not reported for a day is forgotten, and one that has not for three hours
+/// makes room for a new one. References and notes of jobs are shown to callers that see all
+/// repositories.
 #[utoipa::path(
     get, path = "/v1/agents", operation_id = "list_agents", tag = "operations",
     params(Paging),
@@ -50,7 +52,9 @@ pub(crate) async fn seen(domain: &Domain, caller: &Caller, after: Option<String>
 /// Takes the report of an agent
 ///
 /// It replaces the last report of this agent. A token that may push to any repository of the domain
-/// may report, under any name: the list says which token it was.
+/// may report, under any name: the list says which token it was. Unknown fields are ignored. If the
+/// domain has as many agents as it may, a new one takes the place of the one that has been silent
+/// for longest, if that is three hours or more; otherwise it is refused with `too_large`.
 #[utoipa::path(
     put, path = "/v1/agents/{agent}", operation_id = "report_agent", tag = "operations",
     params(("agent" = AgentName, Path, description = "Its name: that of its host")),
@@ -63,6 +67,37 @@ pub(crate) async fn report(
     JsonBody { value: report, .. }: JsonBody<api::AgentReport>,
 ) -> Answer<StatusCode> {
     report.check().map_err(|error| ApiError::invalid(error.to_string()))?;
-    domain.store.metadata().report_agent(name, caller.label().map(str::to_owned), report).await?;
+    let kept = domain.store.metadata().report_agent(name, caller.label().map(str::to_owned), report).await;
+    // Every agent reports again and again: the log says once that the disk has no room for that.
+    match &kept {
+        Err(Error::Full(reason)) if !domain.refuses_reports.swap(true, Ordering::Relaxed) => {
+            tracing::warn!(domain = %domain.name, reason, "the disk is nearly full: reports of agents are refused");
+        }
+        Ok(()) if domain.refuses_reports.swap(false, Ordering::Relaxed) => {
+            tracing::info!(domain = %domain.name, "reports of agents are kept again");
+        }
+        _ => {}
+    }
+    kept?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Forgets an agent
+///
+/// Its last report is deleted. An agent that still runs is there again after its next report: to
+/// keep it away, revoke its token.
+#[utoipa::path(
+    delete, path = "/v1/agents/{agent}", operation_id = "forget_agent", tag = "operations",
+    params(("agent" = AgentName, Path, description = "Its name")),
+    responses((status = 204, description = "It is forgotten"), failures::Forgetting),
+)]
+pub(crate) async fn forget(
+    Access { domain, trail, .. }: Access<Admin, AllRepositories>,
+    Path(name): Path<AgentName>,
+) -> Answer<StatusCode> {
+    if !domain.store.metadata().forget_agent(name.clone(), Some(trail.change(204, None))).await? {
+        return Err(ApiError::new(ErrorCode::NotFound, format!("no agent {name} has reported; GET /v1/agents lists them")));
+    }
+    tracing::info!(domain = %domain.name, agent = %name, "agent forgotten");
     Ok(StatusCode::NO_CONTENT)
 }

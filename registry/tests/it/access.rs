@@ -31,6 +31,7 @@ use About::*;
 
 /// Every operation, the action that a caller must be allowed, and what it is about.
 const TABLE: &[(&str, &str, About)] = &[
+    ("DELETE /v1/agents/{agent}", "admin", Domain),
     ("DELETE /v1/domains/{domain}", "admin", Registry),
     ("DELETE /v1/repositories/{repo}/pushes/{id}", "push", Repository),
     ("DELETE /v1/repositories/{repo}/snapshots/{ref}", "delete", Repository),
@@ -232,6 +233,7 @@ impl World {
             Call::new(Method::PUT, given("/v1/domains/{domain}", "more"), Body::None),
             Call::new(Method::PUT, quota(), Body::Json(json!({"snapshots": 5}))),
             Call::new(Method::PUT, given("/v1/agents/{agent}", "gpu-1"), Body::Json(report)),
+            Call::new(Method::DELETE, given("/v1/agents/{agent}", "gpu-1"), Body::None),
             Call::new(Method::PUT, plain("/v1/retention"), Body::Json(policies)),
             Call::new(Method::POST, plain("/v1/retention/run"), Body::Json(json!({}))),
             Call::new(Method::POST, of_tag("/signatures"), Body::Json(signed)),
@@ -531,6 +533,7 @@ async fn every_route_refuses_every_caller_but_the_right_one_and_a_refusal_change
         "delete_domain",
         "delete_snapshot",
         "delete_tag",
+        "forget_agent",
         "fork",
         "put_tag",
         "revoke_token",

@@ -2,7 +2,8 @@
 
 use crate::common::{Registry, ok, refused};
 use object_store::memory::InMemory;
-use pfr_schema::{Digest, ErrorCode, api};
+use pfr_schema::api::AuditOutcome;
+use pfr_schema::{AccessToken, Digest, ErrorCode, api};
 use pfr_store::{Clock, Options, SqliteMetadata, Store};
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
@@ -83,10 +84,6 @@ async fn a_report_that_is_none_is_refused_and_the_last_one_stays() {
         let detail = refused(registry.put("/v1/agents/gpu-1", &wrong).await, ErrorCode::InvalidRequest).await;
         assert!(detail.contains(word), "{place}: {detail}");
     }
-    let mut unknown = report("2");
-    unknown["hosts"] = json!(7);
-    let detail = refused(registry.put("/v1/agents/gpu-1", &unknown).await, ErrorCode::InvalidRequest).await;
-    assert!(detail.contains("hosts"), "{detail}");
     for name in ["-gpu", "a%2Fb", "a%20b", &"a".repeat(254)] {
         refused(registry.put(&format!("/v1/agents/{name}"), &report("2")).await, ErrorCode::InvalidName).await;
     }
@@ -94,6 +91,80 @@ async fn a_report_that_is_none_is_refused_and_the_last_one_stays() {
     refused(registry.get("/v1/agents?limit=0").await, ErrorCode::InvalidRequest).await;
     let listed = list(&registry, "").await;
     assert_eq!((listed.len(), listed[0].report.version.as_str()), (1, "1"));
+}
+
+/// Agents are often upgraded before their registry.
+#[tokio::test]
+async fn what_a_newer_agent_adds_to_its_report_is_ignored_within_the_limit_on_bodies() {
+    let registry = Registry::start_with(|config| config.max_json_bytes = 1 << 20).await;
+    let with = |more: Value| {
+        let mut newer = report("2");
+        for place in ["", "/engines/0", "/jobs/0"] {
+            newer.pointer_mut(place).expect("a place")["more"] = more.clone();
+        }
+        newer
+    };
+    let answer = registry.put("/v1/agents/gpu-1", &with(json!({"hosts": [7], "notes": "x".repeat(1000)}))).await;
+    assert_eq!(answer.status(), StatusCode::NO_CONTENT);
+    let listed = list(&registry, "").await;
+    assert_eq!(serde_json::to_value(&listed[0].report).expect("JSON"), report("2"), "the rest is not kept");
+    refused(registry.put("/v1/agents/gpu-1", &with(json!("x".repeat(1 << 20)))).await, ErrorCode::TooLarge).await;
+}
+
+#[tokio::test]
+async fn an_operator_forgets_an_agent_and_the_audit_log_says_so() {
+    let registry = Registry::start_with(|config| config.require_tokens = true).await;
+    let (host, operator) = (registry.token(&["*:push"]).await, registry.token(&["*:pull,admin"]).await);
+    let of_agent = |method| registry.request(method, "/v1/agents/gpu-1");
+    let forget = async |token: &AccessToken| registry.send_as(token, of_agent(Method::DELETE)).await;
+    let put = async || registry.send_as(&host, of_agent(Method::PUT).json(&report("1"))).await.status();
+    assert_eq!(put().await, StatusCode::NO_CONTENT);
+    // Its own token does not suffice: several agents may share it.
+    refused(forget(&host).await, ErrorCode::Denied).await;
+    assert_eq!(forget(&operator).await.status(), StatusCode::NO_CONTENT);
+    let again = refused(forget(&operator).await, ErrorCode::NotFound).await;
+    assert!(again.contains("gpu-1"), "{again}");
+    assert_eq!(put().await, StatusCode::NO_CONTENT);
+    assert_eq!(forget(&operator).await.status(), StatusCode::NO_CONTENT, "it was there again");
+
+    let log = registry.request(Method::GET, "/v1/audit?order=oldest");
+    let log: api::AuditList = ok(registry.send_as(&operator, log).await).await;
+    let said: Vec<_> = log.records.iter().map(|r| (r.operation.as_str(), r.outcome, r.subject.as_deref())).collect();
+    let of = |outcome| ("forget_agent", outcome, Some("gpu-1"));
+    assert_eq!(said, [AuditOutcome::Refused, AuditOutcome::Done, AuditOutcome::Failed, AuditOutcome::Done].map(of));
+}
+
+#[tokio::test]
+async fn a_nearly_full_disk_refuses_reports_and_not_the_deletion_of_one() {
+    let data = tempfile::tempdir().expect("a directory");
+    let registry = Registry::start_again(data.path(), |_| ()).await;
+    assert!(registry.put("/v1/agents/gpu-1", &report("1")).await.status().is_success());
+    registry.stopped().await;
+    // The floor is so high that the disk is always below it.
+    let registry = Registry::start_again(data.path(), |config| config.min_free_bytes = u64::MAX).await;
+    for agent in ["gpu-1", "gpu-2"] {
+        refused(registry.put(&format!("/v1/agents/{agent}"), &report("2")).await, ErrorCode::StorageFull).await;
+    }
+    assert_eq!(list(&registry, "").await[0].report.version, "1");
+    assert_eq!(registry.delete("/v1/agents/gpu-1").await.status(), StatusCode::NO_CONTENT);
+    assert!(list(&registry, "").await.is_empty());
+    registry.stopped().await;
+}
+
+#[tokio::test]
+async fn an_agent_that_has_stopped_is_shown_as_stopped() {
+    let registry = Registry::start().await;
+    let mut last = report("1");
+    (last["stopped"], last["jobs"][0]["state"]) = (json!(true), json!("running"));
+    assert!(registry.put("/v1/agents/gpu-1", &last).await.status().is_success());
+    let listed = list(&registry, "").await;
+    assert!(listed[0].report.stopped && !listed[0].silent, "{listed:?}");
+    let page = registry.get("/ui/-/engines").await.text().await.expect("text");
+    assert!(page.contains("stopped <time") && page.matches(">not known<").count() == 2 && !page.contains("incomplete"), "{page}");
+    // It is there again.
+    assert!(registry.put("/v1/agents/gpu-1", &report("1")).await.status().is_success());
+    let page = registry.get("/ui/-/engines").await.text().await.expect("text");
+    assert!(!page.contains("stopped <time") && page.contains("incomplete"), "{page}");
 }
 
 #[tokio::test]

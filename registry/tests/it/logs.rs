@@ -7,6 +7,21 @@ use std::process::{Command, Stdio};
 
 /// What the log says of the requests, of which each is a path, an id and more headers.
 fn requests(data: &Path, options: &[&str], requests: &[(&str, &str, &str)]) -> Vec<serde_json::Value> {
+    let texts: Vec<String> = requests
+        .iter()
+        .enumerate()
+        .map(|(at, (path, id, more))| {
+            let then = if at + 1 == requests.len() { "close" } else { "keep-alive" };
+            format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nx-request-id: {id}\r\n{more}connection: {then}\r\n\r\n")
+        })
+        .collect();
+    let (answers, lines) = served(data, options, &texts);
+    assert!(requests.iter().all(|(_, id, _)| answers.contains(id)), "{answers}");
+    lines.into_iter().filter(|l| l["message"] == "request").collect()
+}
+
+/// The answers to requests on one connection, which the last of them closes, and the log.
+fn served(data: &Path, options: &[&str], requests: &[String]) -> (String, Vec<serde_json::Value>) {
     let mut child = Command::new(env!("CARGO_BIN_EXE_pf-registry"))
         .args(["serve", "--listen", "127.0.0.1:0", "--log-format", "json", "--log", "info", "--data"])
         .arg(data)
@@ -18,21 +33,40 @@ fn requests(data: &Path, options: &[&str], requests: &[(&str, &str, &str)]) -> V
     let mut line = String::new();
     BufReader::new(child.stdout.take().expect("its output")).read_line(&mut line).expect("a line");
     let mut stream = std::net::TcpStream::connect(line.trim_end().trim_start_matches("listening on http://")).expect("it listens");
-    for (at, (path, id, more)) in requests.iter().enumerate() {
-        let then = if at + 1 == requests.len() { "close" } else { "keep-alive" };
-        let head = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nx-request-id: {id}\r\n{more}connection: {then}\r\n\r\n");
-        stream.write_all(head.as_bytes()).expect("written");
+    for request in requests {
+        stream.write_all(request.as_bytes()).expect("written");
     }
     let mut answers = String::new();
     stream.read_to_string(&mut answers).expect("answers");
-    assert!(requests.iter().all(|(_, id, _)| answers.contains(id)), "{answers}");
     Command::new("kill").args(["-TERM", &child.id().to_string()]).status().expect("kill runs");
     let mut log = String::new();
     child.stderr.take().expect("its log").read_to_string(&mut log).expect("its log");
     assert_eq!(child.wait().expect("it ends").code(), Some(0));
 
-    let lines: Vec<serde_json::Value> = log.lines().map(|l| serde_json::from_str(l).unwrap_or_else(|e| panic!("{e}: {l}"))).collect();
-    lines.into_iter().filter(|l| l["message"] == "request").collect()
+    (answers, log.lines().map(|l| serde_json::from_str(l).unwrap_or_else(|e| panic!("{e}: {l}"))).collect())
+}
+
+#[test]
+fn reports_of_agents_have_no_lines_and_a_full_disk_has_one_for_all_of_them() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let report = |at: usize| {
+        let then = if at == 2 { "close" } else { "keep-alive" };
+        let body = r#"{"version":"1","interval_seconds":30,"engines":[],"jobs":[]}"#;
+        format!(
+            "PUT /v1/agents/gpu-{at} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\
+             connection: {then}\r\n\r\n{body}",
+            body.len()
+        )
+    };
+    let reports: Vec<String> = (0..3).map(report).collect();
+    // The second time the floor is so high that the disk is always below it.
+    for (options, status, warnings) in [(&[][..], "204", 0), (&["--min-free-bytes", "1000000000000000"], "507", 1)] {
+        let (answers, lines) = served(dir.path(), options, &reports);
+        assert_eq!(answers.matches(&format!("HTTP/1.1 {status}")).count(), 3, "{answers}");
+        assert!(lines.iter().all(|line| line["message"] != "request"), "{lines:?}");
+        let of_disk = |line: &&serde_json::Value| line["message"].as_str().is_some_and(|text| text.contains("reports of agents"));
+        assert_eq!(lines.iter().filter(of_disk).count(), warnings, "{lines:?}");
+    }
 }
 
 #[test]
