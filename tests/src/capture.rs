@@ -94,6 +94,14 @@ impl Host {
         }
     }
 
+    /// Ends the agent as a service manager does, and waits until it has ended in order.
+    pub fn stop_agent(&mut self) {
+        let Some(mut child) = self.agent.take() else { return };
+        assert!(Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap().success());
+        let status = wait_for("the agent to end", 60, || child.try_wait().unwrap());
+        assert!(status.success(), "{status}:\n{}", self.log());
+    }
+
     /// The code of the last problem that the agent answered.
     #[must_use]
     pub fn last_problem(&self) -> String {

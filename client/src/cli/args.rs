@@ -187,6 +187,7 @@ pub enum Command {
     #[command(after_help = upkeep::EVENTS_EXAMPLES)]
     Events(Events),
     /// List the engines whose state this host's capture agent can take and restore
+    #[command(after_help = engines::ENGINES_EXAMPLES)]
     Engines(EnginesArgs),
     /// List the sequences of an engine that can be captured, and what its requests saved
     Sequences(SequencesArgs),

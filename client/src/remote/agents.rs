@@ -21,6 +21,16 @@ impl Remote {
         self.send_once(request()).await
     }
 
+    /// Forgets an agent: its last report is deleted. One that still runs is there again after its
+    /// next report. After an answer that was lost, `not_found` may be its own effect.
+    ///
+    /// # Errors
+    /// `not_found` if it is not known; `denied`.
+    pub async fn forget_agent(&self, name: &AgentName) -> Result<()> {
+        let url = self.path(&["agents", name.as_str()]);
+        self.request(|| self.client.delete(url.clone())).await.map(drop)
+    }
+
     /// Agents that report to the registry, by name: at most `limit`, from the one after `after`.
     ///
     /// # Errors

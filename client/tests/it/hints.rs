@@ -280,7 +280,7 @@ async fn the_commands_in_hints_work_as_printed() {
     let way = Way { place: Place::ConfiguredRegistry, prefix: String::new(), flags: Vec::new(), environment: Vec::new() };
     let fingerprint = Digest::sha256(b"f").to_string();
     let address = url.strip_prefix("http://").unwrap();
-    let cases: [(&[&str], &[&str]); 14] = [
+    let cases: [(&[&str], &[&str]); 15] = [
         (&["commands/gc.rs pin pin"], &["pin", "team/agent:x", "--store", &store]),
         (&["commands/gc.rs pin pin"], &["pin", "team/agent:x", "--remove", "--store", &store]),
         (&["commands/pins.rs list ls"], &["ls", "--pinned", "--store", &store]),
@@ -298,6 +298,7 @@ async fn the_commands_in_hints_work_as_printed() {
         (&["commands/list.rs advise ls"], &["ls", &format!("{url}/domains/default")]),
         (&["commands/matching.rs run ls"], &["match", "team/agent", "--tokens", "-", "--fingerprint", &fingerprint, "--registry", &url]),
         (&["commands/tasks.rs unknown tasks"], &["tasks", "resume", "no-such", "--registry", &url]),
+        (&["commands/agent.rs unknown engines"], &["engines", "--fleet", "--forget", "no-such", "--registry", &url]),
     ];
     for (sites, args) in cases {
         let (code, text) = world.pf(&way, args);

@@ -103,15 +103,47 @@ async fn the_engines_of_a_fleet_are_those_that_agents_reported() {
         staged: 0,
     };
     let engines = vec![engine("vllm-0", AgentEngineState::Ready, None), engine("vllm-1", AgentEngineState::Busy, Some("a snapshot"))];
-    for (host, engines) in [("gpu-2", vec![]), ("gpu-1", engines)] {
-        let report = AgentReport { version: "0.1.0".to_owned(), interval_seconds: 60, engines, jobs: vec![], stopped: false };
+    for (host, engines) in [("gpu-2", vec![]), ("gpu-3", engines.clone()), ("gpu-1", engines)] {
+        let report = AgentReport { version: "0.1.0".to_owned(), interval_seconds: 60, engines, jobs: vec![], stopped: host == "gpu-3" };
         registry.remote().report_agent(&host.parse().unwrap(), &report).await.unwrap();
     }
     let table = fleet(&[]);
     let rows: Vec<String> = table.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
-    for (number, row) in [(1, "gpu-1 vllm-0 ready Qwen3 3 1"), (2, "gpu-1 vllm-1 busy: a snapshot Qwen3 3 1"), (3, "gpu-2 - - - -")] {
+    for (number, row) in [
+        (1, "gpu-1 vllm-0 ready Qwen3 3 1"),
+        (2, "gpu-1 vllm-1 busy: a snapshot Qwen3 3 1"),
+        (3, "gpu-2 - - - -"),
+        (5, "gpu-3 vllm-1 not known Qwen3 3 1 stopped"),
+    ] {
         assert!(rows.get(number).is_some_and(|found| found.starts_with(row)), "{row}: {table}");
     }
     let document: Value = serde_json::from_str(&fleet(&["--json"])).unwrap();
     assert_eq!((&document["agents"][0]["name"], &document["agents"][1]["report"]["engines"]), (&json!("gpu-1"), &json!([])));
+
+    assert_eq!(fleet(&["--forget", "gpu-1", "gpu-2"]), "forgot gpu-1\nforgot gpu-2\n");
+    let document: Value = serde_json::from_str(&fleet(&["--json", "--forget", "gpu-3"])).unwrap();
+    assert_eq!(document, json!({"forgotten": ["gpu-3"]}));
+    assert!(fleet(&[]).contains("no agent has reported"));
+    for (args, exit, words) in [
+        (&["engines", "--fleet", "--forget", "gpu-1", "--registry", &registry.url][..], 5, "gpu-1"),
+        (&["engines", "--fleet", "--forget", "a/b", "--registry", &registry.url], 1, "agent name"),
+        (&["engines", "--forget", "gpu-1", "--registry", &registry.url], 1, "--fleet"),
+    ] {
+        let (code, _, stderr) = pf(dir.path(), args);
+        assert!(code == exit && stderr.contains(words), "{args:?}: {code}: {stderr}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_fleet_is_no_agents_and_a_socket_on_the_command_line_is_refused() {
+    let (registry, dir) = (Registry::start().await, tempfile::tempdir().unwrap());
+    let args = ["engines", "--fleet", "--registry", registry.url.as_str()];
+    for agent in [&["--agent", "/a"][..], &["--agent=/a"]] {
+        let (code, _, stderr) = pf(dir.path(), &[&args[..], agent].concat());
+        assert!(code == 1 && stderr.contains("--agent cannot be used with --fleet"), "{code}: {stderr}");
+    }
+    // One in the environment is for all the other commands.
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_pf"));
+    let output = command.env_clear().env("HOME", dir.path()).env("PF_AGENT_SOCKET", "/a").args(args).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
 }

@@ -4,15 +4,26 @@ use super::reference::Label;
 use super::{AgentAt, Where};
 use crate::cli::completion::{references, repositories};
 use pfr_client::{Age, ByteSize};
-use pfr_schema::{Reference, RepositoryName};
+use pfr_schema::{AgentName, Reference, RepositoryName};
 use std::path::PathBuf;
+
+pub const ENGINES_EXAMPLES: &str = "\
+Examples:
+  pf engines
+  pf engines --fleet
+  pf engines --fleet --forget gpu-7 gpu-8   hosts that are gone";
 
 /// Arguments of `engines`.
 #[derive(Debug, clap::Args)]
 pub struct EnginesArgs {
-    /// The engines of all hosts whose agents report to the registry; the token needs `admin`
+    /// The engines of all hosts whose agents report to the registry; the token needs `admin`. Not
+    /// with --agent, as no agent is asked
     #[arg(long)]
     pub fleet: bool,
+    /// Have the registry forget these agents, by the names of their hosts in the list. One that
+    /// still runs is listed again after its next report
+    #[arg(long, value_name = "HOST", num_args = 1.., requires = "fleet")]
+    pub forget: Vec<AgentName>,
     #[command(flatten)]
     pub at: AgentAt,
 }

@@ -7,16 +7,29 @@ use crate::cli::output::Out;
 use crate::cli::output::human::{age, bytes, duration, now_ms, number, one_line};
 use crate::cli::output::paint::Style;
 use crate::cli::output::table::{Column, Table};
+use crate::cli::suggest::Suggestion;
+use crate::cli::usage::has_flag;
+use pfr_client::Error;
 use pfr_schema::agent::{EngineState, Engines, PushState, SaveState, Sequences};
 use pfr_schema::api::{AgentEngine, AgentEngineState, AgentInfo, AgentList};
 use pfr_schema::engine::{SequenceState, Taking};
+use pfr_schema::{AgentName, ErrorCode};
+use serde_json::json;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// `pf engines`.
 pub async fn engines(context: &mut Context, args: EnginesArgs) -> Result<(), Failure> {
     if args.fleet {
-        return fleet(context).await;
+        // Not for clap: there a socket in the environment would be refused, too.
+        if args.at.agent.is_some() && has_flag(std::env::args_os(), "--agent") {
+            let message = "--agent cannot be used with --fleet: the registry is asked, and no agent";
+            return Err(Failure::usage(message).hint("leave out --agent; --registry says which registry"));
+        }
+        return match &args.forget[..] {
+            [] => fleet(context).await,
+            agents => forget(context, agents).await,
+        };
     }
     let answer = context.agent(args.at.agent.as_deref())?.engines().await?;
     if context.json {
@@ -58,19 +71,46 @@ async fn fleet(context: &mut Context) -> Result<(), Failure> {
     context.out.table(&table)
 }
 
+/// `pf engines --fleet --forget`: deletes the last reports of agents.
+async fn forget(context: &mut Context, agents: &[AgentName]) -> Result<(), Failure> {
+    let remote = context.remote(None)?;
+    for name in agents {
+        remote.forget_agent(name).await.map_err(unknown)?;
+        if !context.json {
+            context.out.line(format!("forgot {name}"))?;
+        }
+    }
+    if context.json {
+        return context.out.json(&json!({"forgotten": agents}));
+    }
+    Ok(())
+}
+
+/// An unknown agent gets the command that lists the agents.
+fn unknown(error: Error) -> Failure {
+    let is_unknown = error.code() == ErrorCode::NotFound;
+    let failure = Failure::from(error);
+    match is_unknown {
+        true => failure.hint(Suggestion::new("engines").arg("--fleet").then(" lists the hosts of the agents")),
+        false => failure,
+    }
+}
+
 /// The row of an engine, or of a host without any.
 fn reported(agent: &AgentInfo, engine: Option<&AgentEngine>, now: u64) -> [String; 7] {
-    let (host, seen) = (one_line(agent.name.as_str()), age(agent.seen_at, now));
+    let seen = age(agent.seen_at, now);
+    let seen = if agent.report.stopped { format!("stopped {seen}") } else { seen };
+    let host = one_line(agent.name.as_str());
     let none = || "-".to_owned();
     let Some(engine) = engine else { return [host, none(), none(), String::new(), none(), none(), seen] };
     let state = match engine.state {
         // The report says what was.
-        _ if agent.silent => "not known",
+        _ if agent.is_gone() => "not known",
         AgentEngineState::Ready => "ready",
         AgentEngineState::Busy => "busy",
         AgentEngineState::Incomplete => "incomplete",
     };
-    let state = match engine.note.as_deref().filter(|_| !agent.silent) {
+    let state = match engine.note.as_deref().filter(|_| !agent.is_gone()) {
         Some(note) => one_line(&format!("{state}: {note}")),
         None => state.to_owned(),
     };

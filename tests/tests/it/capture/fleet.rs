@@ -78,7 +78,7 @@ fn a_host_is_emptied_and_another_takes_over() {
 fn the_registry_shows_the_engines_and_drains_of_each_host() {
     let registry = Registry::start();
     let host = |name: &str| Host::with(&registry.url(), &["--report-interval", "1", "--report-name", name]);
-    let (a, _b) = (host("gpu-a"), host("gpu-b"));
+    let (a, mut b) = (host("gpu-a"), host("gpu-b"));
     let mut engine = a.engine("one", Model::Hybrid, &[]);
     engine.open(&Model::Hybrid.prompt(20));
     drop(a.pf.json(&["drain", "team/evacuated"]));
@@ -95,4 +95,13 @@ fn the_registry_shows_the_engines_and_drains_of_each_host() {
     assert_eq!(two["report"]["engines"], serde_json::json!([]), "{list}");
     let page = registry.get("/ui/-/engines");
     assert!(["gpu-a", "gpu-b", ">one<", "team/evacuated"].iter().all(|words| page.contains(words)), "{page}");
+
+    // The registry has the last report when the agent has ended.
+    b.stop_agent();
+    let fleet = a.pf.json(&["engines", "--fleet"]);
+    let stopped: Vec<bool> = fleet["agents"].as_array().unwrap().iter().map(|agent| agent["report"]["stopped"] == true).collect();
+    assert_eq!(stopped, [false, true], "{fleet}");
+    a.pf.run(&["engines", "--fleet", "--forget", "gpu-b"]).ok();
+    let fleet = a.pf.json(&["engines", "--fleet"]);
+    assert_eq!(fleet["agents"].as_array().unwrap().len(), 1, "{fleet}");
 }
