@@ -56,6 +56,9 @@ pub enum Error {
     /// An answer that contradicts the protocol.
     #[error("the registry at {url} broke the protocol: {reason}")]
     Protocol { url: String, reason: String },
+    /// A registry that does not know a part of the request, and has answered without it.
+    #[error("the registry at {url} is of an older version, and {reason}")]
+    Older { url: String, reason: String },
     /// Bytes received from a registry are damaged or wrong. None of them was published.
     #[error("received {digest}: {source}")]
     Received { digest: Digest, source: FormatError },
@@ -119,7 +122,7 @@ impl Error {
                 500.. => ErrorCode::Unavailable,
                 _ => ErrorCode::InvalidRequest,
             },
-            Self::Protocol { .. } | Self::Changed { .. } | Self::NotAnAgent { .. } => ErrorCode::InvalidRequest,
+            Self::Protocol { .. } | Self::Older { .. } | Self::Changed { .. } | Self::NotAnAgent { .. } => ErrorCode::InvalidRequest,
             Self::Received { source, .. } | Self::Document { source, .. } => source.code(),
             Self::Store(error) => error.local_code(),
             Self::MissingBlob { .. } => ErrorCode::MissingBlobs,

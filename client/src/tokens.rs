@@ -105,6 +105,15 @@ pub fn same_server(a: &str, b: &str) -> bool {
     server(&key(a)) == server(&key(b))
 }
 
+/// Whether two base URLs name the same domain of the same server.
+#[must_use]
+pub fn same_registry(a: &str, b: &str) -> bool {
+    let domain = format!("/{}/{}", DomainName::FOLDER, DomainName::DEFAULT);
+    let keys = [a, b].map(key);
+    let [a, b] = keys.each_ref().map(|key| key.strip_suffix(domain.as_str()).unwrap_or(key));
+    a == b
+}
+
 /// What the server said to a token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TokenCheck {
@@ -206,6 +215,20 @@ mod tests {
             std::fs::write(tokens.file().unwrap(), damaged).unwrap();
             let error = tokens.token_for("https://h").unwrap_err().to_string();
             assert!(error.contains("log in again") && !error.contains("hush"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_registry_is_one_domain_of_a_server() {
+        for (a, b) in
+            [("https://h/", "https://H:443"), ("http://h/domains/a", "http://h:80/domains/a/"), ("http://h", "http://h/domains/default")]
+        {
+            assert!(same_registry(a, b), "{a} {b}");
+        }
+        for (a, b) in
+            [("https://h", "http://h"), ("https://h", "https://h/domains/a"), ("https://h:1", "https://h:2"), ("https://h", "https://i")]
+        {
+            assert!(!same_registry(a, b), "{a} {b}");
         }
     }
 

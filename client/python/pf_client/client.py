@@ -120,12 +120,15 @@ class Client:
     def stats(self, repository: str | None = None, *, below: str | None = None, agent: str | None = None) -> Stats:
         """How much the snapshots of a repository, or of the whole domain, share. In a repository:
         only `below` and what descends from it, only the snapshots of an agent, or those that meet
-        both."""
+        both. A registry of an older version, which knows neither, is an `invalid_request`."""
         if repository is None:
             if below is not None or agent is not None:
                 raise ValueError("below and agent need a repository")
             return parse(Stats, self._transport.request("GET", ["stats"]))
-        return parse(Stats, self._of(repository, "GET", "stats", query={"below": below, "agent": agent}))
+        stats = parse(Stats, self._of(repository, "GET", "stats", query={"below": below, "agent": agent}))
+        if (below is not None and stats.below is None) or (agent is not None and stats.agent is None):
+            raise Error("invalid_request", "the registry is of an older version, and has answered for the whole repository")
+        return stats
 
     def match(self, repository: str, tokens: Sequence[int], fingerprint: str, *, salt: str = "", adapter: str | None = None) -> Match:
         """The snapshot with the longest prefix of these tokens that can be resumed by an engine

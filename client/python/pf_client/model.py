@@ -148,7 +148,7 @@ class SnapshotStats:
 @dataclass(frozen=True, slots=True)
 class Stats:
     """How much snapshots share. `snapshots` lists the last 10,000, oldest first; `omitted` counts
-    the others."""
+    the others. `below` and `agent` say which snapshots of a repository it is about."""
 
     dedup_ratio: float
     codec_ratio: float
@@ -158,6 +158,8 @@ class Stats:
     disk_bytes: int = _named("disk")
     snapshots: list[SnapshotStats] = _list(lambda found: parse(SnapshotStats, found))
     omitted: int = 0
+    below: str | None = None
+    agent: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

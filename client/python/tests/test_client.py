@@ -84,6 +84,8 @@ class Snapshots(Case):
         self.assertEqual([one.digest for one in stats.snapshots], [first.digest, second.digest])
         self.assertLess(stats.unique_bytes, stats.logical_bytes)
         self.assertGreaterEqual(self.client.stats().logical_bytes, stats.logical_bytes)
+        some = self.client.stats(self.repository, below=second.digest, agent="nobody")
+        self.assertEqual((some.below, some.agent, some.snapshots), (second.digest, "nobody", []))
         detail = self.client.snapshot(self.repository, "two")
         self.assertEqual((detail.config["parents"], detail.summary.tags), ([first.digest], ["two"]))
         self.assertEqual(detail.trees[0]["sequences"][0]["id"], "main")

@@ -114,6 +114,16 @@ class Transport(Case):
             with self.assertRaisesRegex(Error, "is a registry there"):
                 Client(self.serve(answer), token="hush").stats()
 
+    def test_statistics_of_another_selection_are_refused(self) -> None:
+        sizes = dict.fromkeys(("logical", "unique", "stored", "disk"), 1)
+        stats = {"repository": "a", "snapshots": [], "dedup_ratio": 1.0, "codec_ratio": 1.0, **sizes}
+        # A registry of an older version ignores what it does not know.
+        client = Client(self.serve(found(stats), found(stats), found({**stats, "below": "sha256:0"}), found(stats)))
+        self.assertIsNone(client.stats("a").below)
+        for selection in ({"below": "t"}, {"below": "t", "agent": "b"}, {"agent": "b"}):
+            with self.assertRaisesRegex(Error, "^invalid_request: .*older version"):
+                client.stats("a", **selection)
+
     def test_an_answer_has_bounds(self) -> None:
         deep: Answer = (200, {"content-type": "application/json"}, b"[" * 200_000)
         with self.assertRaisesRegex(Error, "is a registry there"):

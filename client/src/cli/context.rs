@@ -9,7 +9,7 @@ use super::progress;
 use super::suggest::{Flags, Suggestion};
 use super::usage;
 use pfr_client::export::PlaceOptions;
-use pfr_client::{AgentClient, Remote, RemoteOptions, Site, StoredTokens, same_server};
+use pfr_client::{AgentClient, Remote, RemoteOptions, Site, StoredTokens, same_registry, same_server};
 use pfr_schema::codec::Compression;
 use pfr_schema::signature::PublicKey;
 use pfr_schema::{ErrorCode, Reference};
@@ -102,6 +102,11 @@ impl Context {
         self.note(reference);
         let url = self.settings.registry_of(reference);
         self.remote_at(url, self.settings.token_for(url)?)
+    }
+
+    /// Whether two references mean the same registry. Those that name none mean the configured one.
+    pub fn is_same_registry(&self, a: &Reference, b: &Reference) -> bool {
+        same_registry(self.settings.registry_of(Some(a)), self.settings.registry_of(Some(b)))
     }
 
     /// The base URL of the registry that an argument names, or else of the configured registry.

@@ -2,7 +2,7 @@
 
 use super::Remote;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use bytes::Bytes;
 use pfr_schema::{Digest, RepositoryName, Selector, api};
 use reqwest::{Method, Url};
@@ -121,8 +121,8 @@ impl Remote {
     /// agent, or those that meet both.
     ///
     /// # Errors
-    /// `repository_unknown`, `snapshot_unknown`, `tag_unknown`. A registry of an older version
-    /// answers with the statistics of the whole repository.
+    /// `repository_unknown`, `snapshot_unknown`, `tag_unknown`. [`Error::Older`] from a registry
+    /// that answers with the statistics of the whole repository.
     pub async fn stats_of(&self, repository: &RepositoryName, below: Option<&Selector>, agent: Option<&str>) -> Result<api::Stats> {
         let mut url = self.repository_path(repository, &["stats"]);
         if let Some(below) = below {
@@ -132,7 +132,16 @@ impl Remote {
             url.query_pairs_mut().append_pair("agent", agent);
         }
         // The first question about agents may read many configurations.
-        self.count(|| self.client.get(url.clone())).await
+        let stats: api::Stats = self.count(|| self.client.get(url.clone())).await?;
+        // An older version ignores parameters that it does not know.
+        let ignored = [("below", below.is_some() && stats.below.is_none()), ("agent", agent.is_some() && stats.agent.is_none())];
+        match ignored.into_iter().find(|(_, ignored)| *ignored) {
+            None => Ok(stats),
+            Some((parameter, _)) => {
+                let reason = format!("has answered for the whole of {repository}: it does not know the parameter `{parameter}`");
+                Err(Error::Older { url: self.url().to_owned(), reason })
+            }
+        }
     }
 
     /// What a deletion of snapshots, all together, would free. This may take minutes.

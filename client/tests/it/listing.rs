@@ -6,6 +6,7 @@ use pfr_client::{Progress, PushTarget, Source, push};
 use pfr_schema::Digest;
 use pfr_schema::api::{AgentEngine, AgentEngineState, AgentReport};
 use pfr_store::{Options, Pin, Store};
+use pfr_testkit::front::{Fate, Front, Seen};
 use serde_json::{Value, json};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -26,6 +27,68 @@ async fn statistics_of_everything_name_the_repository_of_each_snapshot() {
     assert_eq!((&all["snapshots"][0]["repository"], &all["snapshots"][1]["repository"]), (&"other/agent".into(), &"team/agent".into()));
     let (_, stdout, _) = pf(dir.path(), &["stats", "team/agent", "--registry", &registry.url]);
     assert!(stdout.starts_with("SNAPSHOT "), "of one repository every line would say the same: {stdout}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn statistics_below_a_snapshot_take_any_reference_to_it_and_none_to_another_place() {
+    let (registry, other, dir) = (Registry::start().await, Registry::start().await, tempfile::tempdir().unwrap());
+    let digest = push_dir(&registry.remote(), directory(SMALL, &[1, 2, 3]).path(), "a").await.unwrap().digest;
+    push_dir(&registry.remote(), directory(SMALL, &[1, 2, 4]).path(), "b").await.unwrap();
+    let store = Store::open(&dir.path().join("store"), Options::default()).await.unwrap();
+    pull_store(&registry.remote(), "a", &store).await.unwrap();
+    drop(store);
+    let (url, address) = (registry.url.as_str(), registry.url.strip_prefix("http://").unwrap());
+    let stats = |below: &str, at: &[&str]| pf(dir.path(), &[&["stats", "team/agent", "--below", below, "--json"][..], at].concat());
+    let same = [
+        "a".to_owned(),
+        ":a".to_owned(),
+        digest.to_string(),
+        format!("@{}", digest.short()),
+        "team/agent:a".to_owned(),
+        format!("team/agent@{digest}"),
+        format!("team/agent@{}", digest.short()),
+        format!("{address}/team/agent:a"),
+        format!("{url}/domains/default/team/agent@{digest}"),
+    ];
+    for below in &same {
+        let (code, stdout, stderr) = stats(below, &["--registry", url]);
+        assert_eq!(code, 0, "{below}: {stderr}");
+        let found: Value = serde_json::from_str(&stdout).unwrap();
+        assert_eq!((&found["below"], found["snapshots"].as_array().unwrap().len()), (&json!(digest), 1), "{below}");
+    }
+    let (code, _, stderr) = stats("team/agent:a", &["--local"]);
+    assert_eq!(code, 0, "{stderr}");
+    for (below, at) in [
+        ("team/other:a".to_owned(), &["--registry", url][..]),
+        (format!("{}/team/agent:a", other.url), &["--registry", url][..]),
+        (format!("{url}/domains/acme/team/agent:a"), &["--registry", url][..]),
+        ("team/other:a".to_owned(), &["--local"][..]),
+        (format!("{url}/team/agent:a"), &["--local"][..]),
+    ] {
+        let (code, _, stderr) = stats(&below, at);
+        let place = if at == ["--local"] { "the local store" } else { url };
+        let said = format!("--below needs a snapshot of team/agent in {place}, found ");
+        assert!(code == 1 && stderr.contains(&said), "{below}: {stderr}");
+    }
+    let (code, _, stderr) = stats("team/agent:none", &["--registry", url]);
+    assert_eq!(code, 5, "{stderr}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn statistics_of_a_registry_that_ignores_the_selection_are_refused() {
+    let (registry, dir) = (Registry::start().await, tempfile::tempdir().unwrap());
+    push_dir(&registry.remote(), directory(SMALL, &[1, 2, 3]).path(), "a").await.unwrap();
+    let older = Front::start(&registry.url, |seen: &Seen| match seen.path.contains("/stats") {
+        true => Fate::Redirect("/v1/repositories/team%2Fagent/stats".to_owned()),
+        false => Fate::Pass,
+    });
+    for (selection, ignored) in [(["--below", "a"], "`below`"), (["--agent", "x"], "`agent`")] {
+        let ask = |url: &str| pf(dir.path(), &[&["stats", "team/agent", "--registry", url][..], &selection].concat());
+        assert_eq!(ask(&registry.url).0, 0);
+        let (code, stdout, stderr) = ask(&older.url);
+        assert!(code == 1 && stdout.is_empty() && stderr.contains("older version") && stderr.contains(ignored), "{stdout}{stderr}");
+    }
+    assert_eq!(pf(dir.path(), &["stats", "team/agent", "--registry", &older.url]).0, 0, "the whole repository");
 }
 
 #[tokio::test(flavor = "multi_thread")]

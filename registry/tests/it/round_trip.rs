@@ -126,6 +126,8 @@ async fn snapshots_can_be_listed_walked_compared_proven_and_deleted() {
         ("agent=tes", vec![]),
     ] {
         let stats: api::Stats = ok(registry.get(&format!("{base}/stats?{query}")).await).await;
+        assert_eq!((stats.below.is_some(), stats.agent.is_some()), (query.contains("below="), query.contains("agent=")), "{query}");
+        assert!(stats.below.is_none_or(|below| below == expected[0]), "{query}: {stats:?}");
         assert_eq!(stats.snapshots.iter().map(|s| s.digest).collect::<Vec<_>>(), expected, "{query}");
     }
     refused(registry.get(&format!("{base}/stats?below=other")).await, ErrorCode::TagUnknown).await;

@@ -34,6 +34,12 @@ api! {
         /// The repository, or none for the whole domain.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub repository: Option<RepositoryName>,
+        /// Only this snapshot, and those that descend from it, if the request asked for that.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub below: Option<Digest>,
+        /// Only the snapshots of this agent, if the request asked for that.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub agent: Option<String>,
         /// Sum over snapshots of the raw bytes each reaches.
         pub logical: u64,
         /// Raw bytes of what they reach, each blob once.

@@ -104,7 +104,7 @@ impl Store {
                 }
             }
         }
-        self.summed(repository, sums).await
+        self.summed(repository, StatsFilter::default(), sums).await
     }
 
     /// The same of some snapshots of a repository, as if there were no others; but what deleting a
@@ -120,7 +120,7 @@ impl Store {
         for some in self.chosen(repository, filter).await?.chunks(STEP) {
             self.add_costs(repository, Some(some.to_vec()), &mut sums).await?;
         }
-        self.summed(Some(repository), sums).await
+        self.summed(Some(repository), filter.clone(), sums).await
     }
 
     /// The snapshots that meet a filter, the oldest first.
@@ -170,10 +170,13 @@ impl Store {
         }
     }
 
-    async fn summed(&self, repository: Option<&RepositoryName>, sums: Sums) -> Result<api::Stats> {
+    async fn summed(&self, repository: Option<&RepositoryName>, filter: StatsFilter, sums: Sums) -> Result<api::Stats> {
+        let StatsFilter { below, agent } = filter;
         let Sums { logical, unique, stored, listed, omitted, .. } = sums;
         Ok(api::Stats {
             repository: repository.cloned(),
+            below,
+            agent,
             logical,
             unique,
             stored,

@@ -284,6 +284,7 @@ async fn statistics_of_a_fork_tree_and_of_an_agent_count_their_snapshots_alone(o
         let filter = StatsFilter { below, agent: agent.map(str::to_owned) };
         let found = store.stats_of(&name(0), &filter).await.unwrap();
         assert_eq!(found.snapshots.iter().map(|one| one.digest).collect::<Vec<_>>(), expected, "{filter:?}");
+        assert_eq!((found.below, &found.agent), (filter.below, &filter.agent), "it says what it is about");
         let chosen: Vec<_> = all.iter().filter(|(_, row)| expected.contains(&row.digest)).cloned().collect();
         let rows = rows(metadata, &chosen).await;
         let mut seen = HashSet::new();

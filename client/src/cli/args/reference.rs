@@ -57,6 +57,22 @@ impl FromStr for Relative {
     }
 }
 
+/// A snapshot of the repository that the command names: a tag, `tag~N` or a digest alone, or a
+/// whole [`Reference`]. Unlike in a [`Relative`], a word alone is a tag.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Inside(pub Relative);
+
+impl FromStr for Inside {
+    type Err = FormatError;
+
+    fn from_str(text: &str) -> Result<Self, FormatError> {
+        match text.parse().map(Relative::Same) {
+            Err(_) if text.contains(['/', ':', '@']) => text.parse().map(Self),
+            snapshot => snapshot.map(Self),
+        }
+    }
+}
+
 /// The state in which a tag must be to be moved: `absent`, or a digest, which may be cut short.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Expected {
@@ -185,6 +201,31 @@ mod tests {
         let seen = |text: &str| text.parse::<Relative>().unwrap().seen_from(&base).to_string();
         assert_eq!(seen("@2a19b2c9"), "http://r:1/team/agent@2a19b2c9");
         assert_eq!(seen("sha256:2a19b2c9"), "http://r:1/team/agent@sha256:2a19b2c9");
+    }
+
+    #[test]
+    fn a_snapshot_of_the_repository_is_a_tag_a_digest_or_a_whole_reference() {
+        let base: Reference = "http://127.0.0.1:5077/team/agent".parse().unwrap();
+        let seen = |text: &str| text.parse::<Inside>().unwrap().0.seen_from(&base).to_string();
+        let digest = pfr_schema::Digest::sha256(b"x").to_string();
+        let full = |rest: &str| format!("{base}{rest}");
+        for (text, meant) in [
+            ("step-1", full(":step-1")),
+            (":step-1", full(":step-1")),
+            ("step-1~2", full(":step-1~2")),
+            ("@2a19b2c9", full("@2a19b2c9")),
+            ("sha256:2a19b2c9", full("@sha256:2a19b2c9")),
+            ("team/agent:step-1", full(":step-1")),
+            (format!("team/agent@{digest}").as_str(), full(&format!("@{digest}"))),
+            ("127.0.0.1:5077/team/agent:step-1", full(":step-1")),
+            ("agent:step-1", "http://127.0.0.1:5077/agent:step-1".to_owned()),
+            ("https://h/team/agent@2a19b2c9", "https://h/team/agent@2a19b2c9".to_owned()),
+        ] {
+            assert_eq!(seen(text), meant, "{text}");
+        }
+        for wrong in ["", "a b", "@", "~", "Team/Agent:x", "team/agent:a b"] {
+            assert!(wrong.parse::<Inside>().is_err(), "{wrong}");
+        }
     }
 
     #[test]

@@ -1,11 +1,11 @@
 //! Commands about a whole store, and about `pf` itself.
 
-use super::Where;
+use super::{Inside, Where};
 use crate::cli::completion::{references, repositories};
 use pfr_client::Age;
 use pfr_client::ByteSize;
 use pfr_schema::api::{EventId, EventKind};
-use pfr_schema::{Pattern, Reference, Selector};
+use pfr_schema::{Pattern, Reference};
 use std::path::PathBuf;
 
 pub const STATS_EXAMPLES: &str = "\
@@ -18,6 +18,7 @@ Columns:
 Examples:
   pf stats team/agent
   pf stats team/agent --below step-1
+  pf stats team/agent --below team/agent:step-1
   pf stats team/agent --json | jq .dedup_ratio";
 
 /// Arguments of `stats`.
@@ -26,10 +27,10 @@ pub struct Stats {
     /// Only this repository
     #[arg(value_name = "REPOSITORY", add = repositories())]
     pub repository: Option<Reference>,
-    /// Only this snapshot of the repository (a tag, `tag~N` or a digest) and those that descend
-    /// from it
+    /// Only this snapshot of the repository (a tag, `tag~N`, a digest or a whole reference) and
+    /// those that descend from it
     #[arg(long, value_name = "SNAPSHOT", requires = "repository")]
-    pub below: Option<Selector>,
+    pub below: Option<Inside>,
     /// Only snapshots whose configuration names this agent
     #[arg(long, value_name = "ID", requires = "repository", value_parser = agent_id)]
     pub agent: Option<String>,

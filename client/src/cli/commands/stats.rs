@@ -1,7 +1,7 @@
 //! `pf stats`: how much snapshots share, and what each costs.
 
 use super::tags;
-use crate::cli::args::{Stats as StatsArgs, repository_of};
+use crate::cli::args::{Inside, Stats as StatsArgs, repository_of};
 use crate::cli::context::Context;
 use crate::cli::failure::Failure;
 use crate::cli::output::Out;
@@ -9,14 +9,20 @@ use crate::cli::output::bar::stacked;
 use crate::cli::output::human::{bytes, count, ratio};
 use crate::cli::output::paint::Style;
 use crate::cli::output::table::{Column, Table};
+use pfr_client::Site;
 use pfr_schema::api::Stats;
+use pfr_schema::{Reference, Selector};
 
 pub async fn run(context: &mut Context, args: StatsArgs) -> Result<(), Failure> {
     let site = context.site(args.at, args.repository.as_ref()).await?;
     let repository = args.repository.as_ref().map(repository_of).transpose()?;
-    let is_of_some = args.below.is_some() || args.agent.is_some();
+    let below = match (&args.repository, &args.below) {
+        (Some(of), Some(Inside(below))) => Some(selected(context, of, below.seen_from(of), &site)?),
+        _ => None,
+    };
+    let is_of_some = below.is_some() || args.agent.is_some();
     let stats = match &repository {
-        Some(repository) if is_of_some => site.stats_of(repository, args.below.as_ref(), args.agent.as_deref()).await?,
+        Some(repository) if is_of_some => site.stats_of(repository, below.as_ref(), args.agent.as_deref()).await?,
         _ => site.stats(repository.as_ref()).await?,
     };
     if context.json {
@@ -29,6 +35,20 @@ pub async fn run(context: &mut Context, args: StatsArgs) -> Result<(), Failure> 
         return context.out.line(format!("{} holds no snapshots yet", site.name()));
     }
     print(&mut context.out, &stats)
+}
+
+/// Which snapshot of the repository `of` a complete reference means. Refuses one to another
+/// repository or registry: statistics are of one.
+fn selected(context: &Context, of: &Reference, below: Reference, site: &Site) -> Result<Selector, Failure> {
+    let (is_same_site, place) = match site {
+        Site::Registry(remote) => (context.is_same_registry(of, &below), remote.url()),
+        Site::Store(_) => (below.registry.is_none(), site.name()),
+    };
+    if is_same_site && below.repository == of.repository {
+        return Ok(below.selector_or_latest());
+    }
+    let message = format!("--below needs a snapshot of {} in {place}, found {below}", of.repository);
+    Err(Failure::usage(message).hint("name it by its tag or digest alone, or name its own repository and registry before it"))
 }
 
 /// Writes the table and the totals.
