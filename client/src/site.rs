@@ -175,7 +175,7 @@ impl Site {
     /// version is older, or these are more snapshots than it takes in a request.
     pub async fn freed_by(&self, snapshots: &BTreeMap<RepositoryName, BTreeSet<Digest>>) -> Result<Option<Freed>> {
         match self {
-            Self::Store(store) => Ok(Some(store.freed_by(snapshots).await?)),
+            Self::Store(store) => Ok(store.freed_by(snapshots, &Budget::default()).await?),
             Self::Registry(remote) => {
                 let of = |(repository, snapshots): (&RepositoryName, &BTreeSet<Digest>)| SnapshotsOf {
                     repository: repository.clone(),

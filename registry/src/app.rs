@@ -23,6 +23,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Requests that hold a large document or a large JSON body at once. Others wait.
 const LARGE: usize = 4;
+/// Statistics that are computed at once. Others wait.
+const STATISTICS: usize = 2;
 /// KiB that all slowly arriving JSON bodies may hold together.
 const SLOW_KIB: usize = 32 << 10;
 /// Verifications at once, each of which reads a complete snapshot. Others are refused with
@@ -73,6 +75,7 @@ pub(crate) struct App {
     pub(crate) max_frames_bytes: u64,
     bodies: Arc<Semaphore>,
     documents: Arc<Semaphore>,
+    statistics: Arc<Semaphore>,
     verifications: Arc<Semaphore>,
     scrubs: Arc<Semaphore>,
 }
@@ -114,6 +117,7 @@ impl App {
             max_frames_bytes: config.max_frames_bytes,
             bodies: Arc::new(Semaphore::new(LARGE)),
             documents: Arc::new(Semaphore::new(LARGE)),
+            statistics: Arc::new(Semaphore::new(STATISTICS)),
             verifications: Arc::new(Semaphore::new(VERIFICATIONS)),
             scrubs,
         }
@@ -127,6 +131,12 @@ impl App {
     /// A permit to hold the documents of a snapshot.
     pub(crate) async fn documents(&self) -> Result<OwnedSemaphorePermit, ApiError> {
         wait_for(&self.documents, self.queue, "the registry reads as many documents as it may; try again in a moment").await
+    }
+
+    /// A permit to compute statistics, of which those of a large store take minutes. It is separate
+    /// from that to hold documents, for which every reader of a snapshot waits.
+    pub(crate) async fn statistics(&self) -> Result<OwnedSemaphorePermit, ApiError> {
+        wait_for(&self.statistics, self.queue, "the registry computes as many statistics as it may; try again in a moment").await
     }
 
     /// A permit to verify a snapshot, at once or not at all: waiting would take minutes.

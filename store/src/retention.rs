@@ -35,6 +35,9 @@ const PAGE: usize = 1000;
 const LISTED: usize = 10_000;
 /// Deletions whose records are written into the journal together. None is acknowledged before.
 const JOURNALED: u64 = 100;
+/// Snapshots of a dry run of which is counted what they would free: as many as one `POST /v1/freed`
+/// may name.
+const COUNTED: u64 = 100_000;
 
 /// What stays the same during a run.
 struct Plan<'a> {
@@ -48,7 +51,8 @@ struct Plan<'a> {
 
 impl Store {
     /// Deletes the snapshots that the retention policies say, until `budget` is used up. A dry run
-    /// deletes nothing, and reports what a run would delete now. `report` says what was done in any
+    /// deletes nothing, and reports what a run would delete now; what that would free is counted
+    /// within `budget` too, and of 100,000 snapshots at most. `report` says what was done in any
     /// case.
     ///
     /// # Errors
@@ -78,13 +82,17 @@ impl Store {
                     self.flush_journal().await?;
                 }
                 let gone = done?;
-                if dry_run {
+                if dry_run && report.snapshots <= COUNTED {
                     chosen.insert(repository, gone.into_iter().collect());
                 }
             }
         }
         if dry_run {
-            report.freed = Some(self.freed_by(&chosen).await?);
+            report.freed = None;
+            if report.complete && report.snapshots <= COUNTED {
+                report.freed = self.freed_by(&chosen, budget).await?;
+                report.complete = report.freed.is_some();
+            }
         }
         Ok(())
     }

@@ -290,7 +290,7 @@ class Freed:
 class Retention:
     """A run of retention. `snapshots` counts what was deleted, `deleted` lists the first 10,000,
     `kept` counts what stays. Not `complete`: the next run goes on. `freed`: what a dry run would
-    free; older registries do not say it."""
+    free; registries do not say it of more than 100,000 snapshots, and older ones never."""
 
     dry_run: bool
     snapshots: int

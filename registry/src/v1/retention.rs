@@ -1,11 +1,13 @@
 //! Retention policies: what a domain deletes by itself, and which tags stay where they are.
 
 use super::Answer;
+use crate::app::App;
 use crate::auth::{Access, Admin, AllRepositories};
 use crate::failures;
 use crate::http::json::JsonBody;
 use crate::problem::ApiError;
 use axum::Json;
+use axum::extract::State;
 use pfr_schema::api;
 
 /// Shows the retention policies
@@ -49,7 +51,10 @@ pub(crate) async fn put(
 )]
 pub(crate) async fn run(
     Access { domain, trail, .. }: Access<Admin, AllRepositories>,
+    State(app): State<App>,
     JsonBody { value: request, .. }: JsonBody<api::RetentionRequest>,
 ) -> Answer<Json<api::RetentionReport>> {
+    // It counts what the deletions would free.
+    let _place = if request.dry_run { Some(app.statistics().await?) } else { None };
     Ok(Json(domain.retention.run(request.dry_run, trail.change(200, None), &domain.collector.requests).await?))
 }

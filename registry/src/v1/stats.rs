@@ -9,7 +9,7 @@ use crate::http::query::Query;
 use crate::problem::ApiError;
 use axum::Json;
 use axum::extract::State;
-use pfr_schema::{Digest, RepositoryName, Selector, api};
+use pfr_schema::{Digest, ErrorCode, RepositoryName, Selector, api};
 use pfr_store::StatsFilter;
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,7 +20,7 @@ use std::collections::{BTreeMap, BTreeSet};
     responses((status = 200, description = "Logical, unique, stored bytes; what each snapshot costs", body = api::Stats), failures::Listing),
 )]
 pub(crate) async fn all(Access { domain, .. }: Access<Pull, AllRepositories>, State(app): State<App>) -> Answer<Json<api::Stats>> {
-    let _permit = app.documents().await?;
+    let _place = app.statistics().await?;
     Ok(Json(domain.store.stats(None).await?))
 }
 
@@ -34,7 +34,7 @@ pub(crate) async fn all(Access { domain, .. }: Access<Pull, AllRepositories>, St
     responses((status = 200, description = "In bytes on storage", body = api::Usage), failures::Listing),
 )]
 pub(crate) async fn usage(Access { domain, .. }: Access<Admin, AllRepositories>, State(app): State<App>) -> Answer<Json<api::Usage>> {
-    let _permit = app.documents().await?;
+    let _place = app.statistics().await?;
     Ok(Json(domain.collector.usage().await?))
 }
 
@@ -73,7 +73,7 @@ pub(crate) async fn of_repository(
         Some(selector) => Some(domain.store.resolve(&repository, &selector).await?),
         None => None,
     };
-    let _permit = app.documents().await?;
+    let _place = app.statistics().await?;
     Ok(Json(match (below, agent) {
         (None, None) => domain.store.stats(Some(&repository)).await?,
         (below, agent) => domain.store.stats_of(&repository, &StatsFilter { below, agent }).await?,
@@ -101,6 +101,7 @@ pub(crate) async fn freed(
             snapshots.entry(of.repository).or_default().extend(of.snapshots);
         }
     }
-    let _permit = app.documents().await?;
-    Ok(Json(domain.store.freed_by(&snapshots).await?))
+    let _place = app.statistics().await?;
+    let freed = domain.store.freed_by(&snapshots, &domain.collector.requests).await?;
+    Ok(Json(freed.ok_or_else(|| ApiError::new(ErrorCode::Unavailable, "the registry stops"))?))
 }

@@ -185,6 +185,12 @@ fn with_large_list() -> (Document, [Document; 2]) {
     (list, [config, manifest])
 }
 
+/// The pack that a blob is in.
+async fn pack_of(registry: &Registry, blob: Digest) -> Path {
+    let pack = registry.store.metadata().locate(vec![blob]).await.expect("metadata")[0].clone().expect("the blob").pack;
+    Path::from(format!("{}/{pack}.pfpack", &pack[pack.len() - 2..]))
+}
+
 #[tokio::test]
 async fn a_commit_that_waits_too_long_for_another_large_document_is_told_to_come_back() {
     let options = Options { queue: Duration::from_millis(100), ..Options::default() };
@@ -196,8 +202,7 @@ async fn a_commit_that_waits_too_long_for_another_large_document_is_told_to_come
     for blobs in [std::slice::from_ref(&list), &documents] {
         let _: FramesStored = ok(registry.put_frames(&pushes[0], stream(blobs)).await).await;
     }
-    let pack = registry.store.metadata().locate(vec![list.digest]).await.expect("metadata")[0].clone().expect("the list").pack;
-    hold.set(Some(Path::from(format!("{}/{pack}.pfpack", &pack[pack.len() - 2..]))));
+    hold.set(Some(pack_of(&registry, list.digest).await));
     let body = json!({"manifest": documents[1].digest});
     let commit = |push: &str| registry.request(Method::POST, &format!("{push}/commit")).json(&body).send();
     let first = tokio::spawn(commit(&pushes[0]));
@@ -209,6 +214,39 @@ async fn a_commit_that_waits_too_long_for_another_large_document_is_told_to_come
     let first: api::Committed = ok(first.await.expect("the commit ends").expect("an answer")).await;
     let second: api::Committed = ok(commit(&pushes[1]).await.expect("an answer")).await;
     assert!(first.created && !second.created);
+}
+
+#[tokio::test]
+async fn statistics_that_take_long_hold_up_no_reader_and_no_commit() {
+    let ([first, store], hold) = trouble::holding_twice(Options::default()).await;
+    let old = snapshot(0..2, vec![]);
+    let registry = Registry::start_over(first).await;
+    registry.push(REPO, &old, Some("old")).await;
+    registry.stopped().await;
+    // Rebuilt tables know no agents: the first question about one reads the configurations.
+    store.rebuild(&mut |_| ()).await.expect("the tables are rebuilt");
+    let registry = Registry::start_over_with(store, |config| config.queue_seconds = 1).await;
+    hold.set(Some(pack_of(&registry, old.config).await));
+    let stats = format!("/v1/repositories/{REPO}/stats?agent=test");
+    let asked: Vec<_> = (0..6).map(|_| tokio::spawn(registry.request(Method::GET, &stats).send())).collect();
+    // They have all places for statistics.
+    refused(until(|| registry.get("/v1/stats"), StatusCode::SERVICE_UNAVAILABLE).await, ErrorCode::Overloaded).await;
+    let new = snapshot(10..12, vec![old.manifest]);
+    let innocent = async {
+        registry.push(REPO, &new, Some("new")).await;
+        let detail: api::SnapshotDetail = ok(registry.get(&format!("/v1/repositories/{REPO}/snapshots/new")).await).await;
+        assert_eq!(detail.summary.digest, new.manifest);
+    };
+    tokio::time::timeout(Duration::from_secs(30), innocent).await.expect("an innocent client is served");
+    hold.set(None);
+    let mut served = 0;
+    for answer in asked {
+        let answer = answer.await.expect("it ends").expect("an answer");
+        served += usize::from(answer.status() == StatusCode::OK);
+    }
+    assert!(served >= 2, "those that had a place: {served}");
+    let both: api::Stats = ok(registry.get(&stats).await).await;
+    assert_eq!(both.snapshots.len(), 2);
 }
 
 #[tokio::test]

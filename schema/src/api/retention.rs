@@ -86,7 +86,8 @@ api! {
         /// Whether it got to the end. It did not if the registry stops, or if the policies or tags
         /// were changed meanwhile: the next run goes on.
         pub complete: bool,
-        /// Of a dry run: what the deletions would free together.
+        /// Of a dry run: what the deletions would free together. Absent if these are more than
+        /// 100,000 snapshots, or if the run did not get to the end.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub freed: Option<super::Freed>,
     }

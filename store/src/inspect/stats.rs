@@ -5,6 +5,7 @@ use crate::boxed;
 use crate::error::{Error, Result};
 use crate::metadata::{Costs, Held, ObjectId, ObjectSet};
 use crate::retention::with_descendants;
+use crate::tasks::Budget;
 use pfr_schema::snapshot::SnapshotConfig;
 use pfr_schema::{Digest, RepositoryName, api};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
@@ -16,6 +17,9 @@ const PAGE: usize = 500;
 const LISTED: usize = 10_000;
 /// Snapshots, or nodes, looked at in one metadata transaction while references are counted down.
 const STEP: usize = 64;
+/// Bytes of lists that are read in one metadata transaction while references are counted down: a
+/// million objects at most.
+const LIST_BYTES: u64 = 1 << 20;
 /// Characters of an agent's id that is looked for. A longer one counts as none. So does an empty
 /// one, and one with a NUL byte, which PostgreSQL does not keep.
 const AGENT: usize = 255;
@@ -65,6 +69,7 @@ impl CountDown {
     fn take(&mut self, held: Held) {
         self.freed.bytes += held.bytes;
         self.freed.stored_bytes += held.stored;
+        self.nodes.extend(held.left);
         self.nodes.extend(held.nodes);
         for object in held.shared {
             let gone = self.gone.entry(object.id).or_default();
@@ -203,30 +208,40 @@ impl Store {
     /// What a deletion of snapshots, all together and with their tags and signatures, would free.
     /// Those that are not there are left out. Exact, unless something is changed meanwhile. Reads
     /// the nodes that would be freed, each once, and what they list. Memory is an entry for each
-    /// node that waits to be read, and for each object of which some references would go.
+    /// node that waits to be read, and for each object of which some references would go. `None`:
+    /// `budget` was used up first.
     ///
     /// # Errors
     /// [`crate::Error::Unavailable`].
     #[boxed]
-    pub async fn freed_by(&self, snapshots: &BTreeMap<RepositoryName, BTreeSet<Digest>>) -> Result<api::Freed> {
+    pub async fn freed_by(&self, snapshots: &BTreeMap<RepositoryName, BTreeSet<Digest>>, budget: &Budget) -> Result<Option<api::Freed>> {
         let mut count = CountDown::default();
         let mut roots: Vec<(ObjectId, u64)> = Vec::new();
         for (repository, digests) in snapshots {
             let digests: Vec<Digest> = digests.iter().copied().collect();
             for some in digests.chunks(STEP) {
+                if budget.is_used_up() {
+                    return Ok(None);
+                }
                 let (found, references) = self.metadata.deletion(repository.clone(), some.to_vec()).await?;
                 count.freed.snapshots += found;
                 roots.extend(references);
             }
         }
         for some in roots.chunks(STEP) {
-            count.take(self.metadata.held(Vec::new(), some.to_vec()).await?);
+            if budget.is_used_up() {
+                return Ok(None);
+            }
+            count.take(self.metadata.held(Vec::new(), some.to_vec(), LIST_BYTES).await?);
         }
         while !count.nodes.is_empty() {
+            if budget.is_used_up() {
+                return Ok(None);
+            }
             let some = count.nodes.split_off(count.nodes.len().saturating_sub(STEP));
-            count.take(self.metadata.held(some, Vec::new()).await?);
+            count.take(self.metadata.held(some, Vec::new(), LIST_BYTES).await?);
         }
-        Ok(count.freed)
+        Ok(Some(count.freed))
     }
 
     /// The oldest snapshots of a repository that name `parent` as a parent, at most `limit`.

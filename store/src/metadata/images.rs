@@ -9,7 +9,7 @@ use super::names::{Allowed, Target, lock_with_targets, note, put_tags_at, visibl
 use super::quota::Growth;
 use super::sessions::{LivePush, close_push, live_push};
 use super::snapshots::{find_manifest, used};
-use super::sql::values;
+use super::sql::{Column, Sql, values};
 use super::tx::{Outcome, Tx};
 use super::{ManifestName, ManifestRow, NewImage, ObjectId, Page, PushId, SignatureManifest, audit_log, blobs, children, quota};
 use crate::error::Error;
@@ -17,6 +17,7 @@ use pfr_schema::journal::Record;
 use pfr_schema::signature::{ARTIFACT, signed_by, tag_of};
 use pfr_schema::{Digest, Kind, RepositoryName, Tag};
 use std::collections::{BTreeSet, HashSet};
+use std::slice;
 
 pub(super) async fn put<T: Tx>(tx: &mut T, push: &PushId, image: &NewImage) -> Outcome<bool> {
     let LivePush { repository, name, now, .. } = live_push(tx, push).await?;
@@ -161,29 +162,49 @@ pub(super) struct SignatureRow {
     size: u64,
 }
 
-/// Manifests with signatures of `subject`, oldest first: those that refer to it, and the one at the
-/// tag by which cosign finds them. Any image may be put at that tag. With `only_its_own` it is left
-/// out if it is more than signatures: if it has another tag, an index lists it, or it refers to
-/// something.
+/// The statement that finds the signatures of one subject, by its digest and its tag.
+macro_rules! signatures {
+    ($subject:literal, $tag:literal) => {
+        concat!(
+            "SELECT m.id, m.object, o.digest, o.size FROM manifests m JOIN objects o ON o.id = m.object
+             WHERE m.is_image AND m.id IN (SELECT s.id FROM manifests s WHERE s.repository = $3 AND s.artifact_type = $4 AND s.subject = ",
+            $subject,
+            " UNION SELECT t.manifest FROM tags t WHERE t.repository = $3 AND t.name = ",
+            $tag,
+            ") AND ($6 = false OR (m.artifact_type = $4 AND m.subject = ",
+            $subject,
+            ") OR (m.subject IS NULL AND (SELECT COUNT(*) FROM tags t WHERE t.manifest = m.id) = 1
+                   AND o.refs <= (SELECT COUNT(*) FROM manifests n WHERE n.object = o.id)
+                     + (SELECT COUNT(*) FROM tags t JOIN manifests n ON n.id = t.manifest WHERE n.object = o.id)))
+             ORDER BY m.id LIMIT $5"
+        )
+    };
+}
+
+/// Manifests with signatures of some subjects, oldest first and at most `limit` of each: those that
+/// refer to it, and the one at the tag by which cosign finds them. Any image may be put at that
+/// tag. With `only_its_own` it is left out if it is more than signatures: if it has another tag, an
+/// index lists it, or it refers to something.
 pub(super) async fn signatures_of<T: Tx>(
     tx: &mut T,
     repository: i64,
-    subject: &Digest,
+    subjects: &[Digest],
     only_its_own: bool,
     limit: usize,
 ) -> Outcome<Vec<SignatureRow>> {
-    let find = "SELECT m.id, m.object, o.digest, o.size FROM manifests m JOIN objects o ON o.id = m.object
-                WHERE m.is_image AND m.id IN (SELECT s.id FROM manifests s WHERE s.repository = $1 AND s.subject = $2 AND s.artifact_type = $3
-                                              UNION SELECT t.manifest FROM tags t WHERE t.repository = $1 AND t.name = $4)
-                  AND ($6 = false OR (m.subject = $2 AND m.artifact_type = $3)
-                    OR (m.subject IS NULL AND (SELECT COUNT(*) FROM tags t WHERE t.manifest = m.id) = 1
-                      AND o.refs <= (SELECT COUNT(*) FROM manifests n WHERE n.object = o.id)
-                        + (SELECT COUNT(*) FROM tags t JOIN manifests n ON n.id = t.manifest WHERE n.object = o.id)))
-                ORDER BY m.id LIMIT $5";
-    let tag = tag_of(subject);
-    let tag = tag.as_ref().map_or("", Tag::as_str);
-    let rows: Vec<(i64, ObjectId, Digest, u64)> =
-        tx.query(find, values![repository, subject, ARTIFACT, tag, at_most(limit), only_its_own]).await?;
+    const FIND: Sql = Sql::of_each(
+        concat!(
+            "SELECT f.id, f.object, f.digest, f.size FROM unnest($1::bytea[], $2::text[]) AS u(subject, tag) JOIN LATERAL (",
+            signatures!("u.subject", "u.tag"),
+            ") f ON true"
+        ),
+        signatures!("$1", "$2"),
+    );
+    let tag = |subject: &Digest| tag_of(subject).map_or_else(String::new, |tag| tag.to_string());
+    let columns: Vec<Column> = vec![subjects.iter().copied().collect(), subjects.iter().map(tag).collect()];
+    let values = values![repository, ARTIFACT, at_most(limit), only_its_own];
+    let mut rows: Vec<(i64, ObjectId, Digest, u64)> = tx.rows(FIND, columns, values, false).await?;
+    rows.sort_unstable_by_key(|row| row.0);
     Ok(rows.into_iter().map(|(manifest, object, digest, size)| SignatureRow { manifest, object, digest, size }).collect())
 }
 
@@ -195,7 +216,7 @@ pub(super) async fn signature_manifests<T: Tx>(
 ) -> Outcome<Vec<ManifestRow>> {
     let id: Option<i64> = tx.first("SELECT id FROM repositories WHERE name = $1", values![repository]).await?;
     let Some(id) = id else { return Ok(Vec::new()) };
-    let rows = signatures_of(tx, id, subject, false, limit).await?;
+    let rows = signatures_of(tx, id, slice::from_ref(subject), false, limit).await?;
     Ok(rows.into_iter().map(|SignatureRow { manifest: id, digest, size, .. }| ManifestRow { id, digest, size }).collect())
 }
 

@@ -239,8 +239,11 @@ macro_rules! metadata_transactions {
             deletion(repository: RepositoryName, snapshots: Vec<Digest>) -> (u64, Vec<(ObjectId, u64)>)
                 = SNAPSHOT |tx| stats::deletion(tx, repository, snapshots);
             /// The objects that some nodes list, and those of further references: which of them
-            /// nothing else holds, and how often the others are held.
-            held(nodes: Vec<ObjectId>, further: Vec<(ObjectId, u64)>) -> Held = SNAPSHOT |tx| stats::held(tx, nodes, further);
+            /// nothing else holds, and how often the others are held. Looks at one node, and at
+            /// further ones as long as the lists of all of them have at most so many bytes as they
+            /// are packed: one or two for each object.
+            held(nodes: Vec<ObjectId>, further: Vec<(ObjectId, u64)>, list_bytes: u64) -> Held
+                = SNAPSHOT |tx| stats::held(tx, nodes, further, *list_bytes);
             /// What one snapshot costs; its new bytes are all that it reaches.
             cost(repository: RepositoryName, snapshot: Digest) -> Costs = SNAPSHOT |tx| stats::cost(tx, repository, snapshot);
             /// Bytes of all packs that are not deleted yet.

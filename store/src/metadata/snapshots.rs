@@ -12,6 +12,7 @@ use crate::error::Error;
 use pfr_schema::api::snapshot_etag;
 use pfr_schema::journal::Record;
 use pfr_schema::{Digest, RepositoryName, Tag};
+use std::slice;
 
 /// Manifests with signatures that go with their snapshot, in one transaction: many more than `pf`
 /// makes, which keeps all signatures of a snapshot in one.
@@ -92,12 +93,12 @@ async fn delete_if<T: Tx>(tx: &mut T, repository: &RepositoryName, digest: &Dige
     // Its signatures go with it. Those of an image are its client's.
     let is_image: Option<bool> = tx.first("SELECT is_image FROM manifests WHERE id = $1", values![manifest]).await?;
     let most = if is_image == Some(false) { SIGNATURES } else { 0 };
-    let signatures = images::signatures_of(tx, id, digest, true, most).await?;
+    let signatures = images::signatures_of(tx, id, slice::from_ref(digest), true, most).await?;
     let objects: Vec<ObjectId> = signatures.iter().map(|row| row.object).chain([object]).collect();
     lock(tx, &objects).await?;
     // Read once more under the lock: no other transaction can delete it or move a tag to it now.
     let (manifest, object) = manifest_row(tx, id, repository, digest).await?;
-    let signatures = images::signatures_of(tx, id, digest, true, most).await?;
+    let signatures = images::signatures_of(tx, id, slice::from_ref(digest), true, most).await?;
     if [object].iter().chain(signatures.iter().map(|row| &row.object)).any(|object| !objects.contains(object)) {
         return Err(Fail::Again);
     }

@@ -90,18 +90,18 @@ pub(super) async fn deletion<T: Tx>(tx: &mut T, repository: &RepositoryName, dig
                 WHERE o.digest = ANY($2)";
     let found: Vec<(i64, Digest)> = tx.query(find, values![id, digests]).await?;
     let mut manifests: BTreeSet<i64> = found.iter().map(|(manifest, _)| *manifest).collect();
-    for (_, digest) in &found {
-        let signatures = images::signatures_of(tx, id, digest, true, snapshots::SIGNATURES).await?;
-        manifests.extend(signatures.into_iter().map(|row| row.manifest));
-    }
+    let subjects: Vec<Digest> = found.iter().map(|(_, digest)| *digest).collect();
+    let signatures = images::signatures_of(tx, id, &subjects, true, snapshots::SIGNATURES).await?;
+    manifests.extend(signatures.into_iter().map(|row| row.manifest));
     let manifests: Vec<i64> = manifests.into_iter().collect();
     let find = "SELECT m.object, 1 + (SELECT COUNT(*) FROM tags t WHERE t.manifest = m.id) FROM manifests m WHERE m.id = ANY($1)";
     let references = tx.query(find, values![&manifests]).await?;
     Ok((found.len() as u64, references))
 }
 
-/// What some nodes list, and the objects of `further` references.
-pub(super) async fn held<T: Tx>(tx: &mut T, nodes: &[ObjectId], further: &[(ObjectId, u64)]) -> Outcome<Held> {
+/// What some nodes list, and the objects of `further` references. Looks at so many of the nodes as
+/// have at most so many bytes of packed lists, but at one at least.
+pub(super) async fn held<T: Tx>(tx: &mut T, nodes: &[ObjectId], further: &[(ObjectId, u64)], list_bytes: u64) -> Outcome<Held> {
     const SINGLE: Sql = Sql::of_each(
         "SELECT s.bytes, s.stored FROM unnest($1::bigint[], $2::bigint[]) AS u(first, last)
          JOIN LATERAL (SELECT COALESCE(SUM(size), 0)::bigint AS bytes, COALESCE(SUM(frame_len), 0)::bigint AS stored
@@ -113,8 +113,12 @@ pub(super) async fn held<T: Tx>(tx: &mut T, nodes: &[ObjectId], further: &[(Obje
          JOIN LATERAL (SELECT id, size, frame_len, refs FROM objects WHERE id BETWEEN u.first AND u.last AND refs > 1) o ON true",
         "SELECT id, size, frame_len, refs FROM objects WHERE id BETWEEN $1 AND $2 AND refs > 1",
     );
+    let mut lengths: Vec<(ObjectId, u64)> =
+        tx.query("SELECT object, octet_length(children) FROM containers WHERE object = ANY($1)", values![nodes]).await?;
+    let left = lengths.split_off(within(lengths.iter().map(|(_, length)| *length), list_bytes));
+    let nodes: Vec<ObjectId> = lengths.into_iter().map(|(id, _)| id).collect();
     let lists: Vec<(ObjectId, Vec<u8>)> =
-        tx.query("SELECT object, children FROM containers WHERE object = ANY($1)", values![nodes]).await?;
+        tx.query("SELECT object, children FROM containers WHERE object = ANY($1)", values![&nodes]).await?;
     let mut seen: BTreeMap<ObjectId, u64> = BTreeMap::new();
     for (id, references) in further {
         *seen.entry(*id).or_default() += references;
@@ -134,7 +138,17 @@ pub(super) async fn held<T: Tx>(tx: &mut T, nodes: &[ObjectId], further: &[(Obje
     });
     let shared: Vec<SharedObject> = shared.collect();
     let (bytes, stored) = sums.into_iter().fold((0_u64, 0_u64), |sum, add| (sum.0 + add.0, sum.1 + add.1));
-    Ok(Held { bytes, stored, nodes: nodes.into_iter().collect(), shared })
+    Ok(Held { bytes, stored, nodes: nodes.into_iter().collect(), shared, left: left.into_iter().map(|(id, _)| id).collect() })
+}
+
+/// How many of the first of these lengths add up to `most` at most: one, if even that is longer.
+fn within(lengths: impl Iterator<Item = u64>, most: u64) -> usize {
+    let mut sum = 0_u64;
+    let fits = |(at, length): &(usize, u64)| {
+        sum = sum.saturating_add(*length);
+        *at == 0 || sum <= most
+    };
+    lengths.enumerate().take_while(fits).count()
 }
 
 /// Snapshots in their order, over what was loaded of them.

@@ -15,6 +15,7 @@ use std::sync::Arc;
 on_backends!([sqlite = SqliteDisk, postgres = PostgresDisk]:
     a_run_deletes_what_the_dry_run_says_and_leaves_tables_and_quota_right,
     what_changed_since_it_was_chosen_stays,
+    a_dry_run_that_is_cut_while_it_counts_says_so,
     a_run_that_is_cut_is_continued_and_the_journal_has_what_it_deleted,
     runs_of_two_processes_at_once_delete_each_snapshot_once,
     an_immutable_tag_is_moved_and_deleted_by_administrators_only,
@@ -169,6 +170,25 @@ async fn what_changed_since_it_was_chosen_stays(backend: Backend) {
     budget.end();
     rig.store.retain(false, &budget, &mut report).await.unwrap();
     assert_eq!((report.snapshots, report.complete), (0, false));
+}
+
+async fn a_dry_run_that_is_cut_while_it_counts_says_so(backend: Backend) {
+    let rig = Rig::still(backend, Options::default()).await;
+    let made = chain(&rig, 3).await;
+    set(&*rig.metadata, json!([{"name": "all", "repositories": "*", "max_age_seconds": 1}])).await;
+    // Before the snapshots are looked for, before what they hold, and in the midst of that.
+    for transaction in ["listed_snapshots", "deletion", "held"] {
+        let (watched, budget) = (Watched::new(Arc::clone(&rig.metadata)), Budget::default());
+        let store = Store::new(Arc::clone(&rig.packs), Arc::clone(&watched) as Arc<dyn Metadata>, rig.options());
+        watched.end_at(transaction, &budget);
+        let mut report = RetentionReport::default();
+        store.retain(true, &budget, &mut report).await.unwrap();
+        let chosen = if transaction == "listed_snapshots" { 0 } else { 3 };
+        assert_eq!((report.complete, report.freed, report.snapshots), (false, None, chosen), "{transaction}");
+    }
+    let whole = run(&rig.store, true).await.unwrap();
+    assert!(whole.complete && whole.freed.is_some_and(|freed| freed.snapshots == 3), "{whole:?}");
+    assert_eq!(left(&rig.store, &repository()).await.len(), made.len());
 }
 
 async fn a_run_that_is_cut_is_continued_and_the_journal_has_what_it_deleted(backend: Backend) {

@@ -9,7 +9,7 @@ use pfr_schema::api::{NewSignature, SigningPolicies};
 use pfr_schema::signature::{self, Layer, MOST, PublicKey};
 use pfr_schema::{Digest, ErrorCode, RepositoryName};
 use pfr_store::{
-    AuditEntry, AuditFilter, AuditRecord, Error, Metadata, NameChange, Options, PrivateKey, QuotaLimits, Store, TagMove, signer,
+    AuditEntry, AuditFilter, AuditRecord, Budget, Error, Metadata, NameChange, Options, PrivateKey, QuotaLimits, Store, TagMove, signer,
 };
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,6 +17,7 @@ use std::sync::Arc;
 
 on_backends!([sqlite = SqliteDisk, postgres = PostgresDisk]:
     signatures_are_one_manifest_that_goes_with_its_snapshot,
+    a_deletion_of_many_takes_the_references_of_each,
     two_that_sign_at_once_are_both_kept,
     a_kill_between_two_manifests_leaves_every_signature,
     a_signature_is_acknowledged_only_when_the_journal_has_it,
@@ -110,7 +111,7 @@ async fn signatures_are_one_manifest_that_goes_with_its_snapshot(backend: Backen
     assert!(is_signed_by(&rig.store, &digest, &keys[0]).await, "a collection leaves them");
     let used = async || rig.metadata.quota().await.unwrap().unwrap().used_bytes;
     let both = BTreeMap::from([(repository(), BTreeSet::from([digest, left.manifest.digest]))]);
-    let (before, freed) = (used().await, rig.store.freed_by(&both).await.unwrap());
+    let (before, freed) = (used().await, rig.store.freed_by(&both, &Budget::default()).await.unwrap().unwrap());
 
     rig.store.delete_snapshot(&repository(), &digest).await.unwrap();
     assert_eq!((manifests(&rig.store).await, rig.metadata.quota().await.unwrap().unwrap().used_snapshots), (1, 2));
@@ -126,6 +127,38 @@ async fn signatures_are_one_manifest_that_goes_with_its_snapshot(backend: Backen
     // Without its snapshot none can be added.
     let refused = sign(&rig.store, &keys[0], digest).await.unwrap_err();
     assert!(matches!(refused.code(), ErrorCode::SnapshotUnknown | ErrorCode::RepositoryUnknown), "{refused}");
+}
+
+async fn a_deletion_of_many_takes_the_references_of_each(backend: Backend) {
+    let rig = Rig::still(backend, Options::default()).await;
+    let mut snapshots = Vec::new();
+    for n in 0..4 {
+        let s = snapshot(&[n], vec![]);
+        push(&rig.store, &s, &format!("t{n}")).await.unwrap();
+        snapshots.push(s.manifest.digest);
+    }
+    // The first by its subject, the second by its tag, the third by both, the last not at all.
+    sign(&rig.store, &key(), snapshots[0]).await.unwrap();
+    for n in [1, 2] {
+        as_cosign_does(&rig.store, snapshots[n], &key().sign(snapshots[n], &repository(), 1_700_000_000_000)).await;
+    }
+    sign(&rig.store, &key(), snapshots[2]).await.unwrap();
+    let deletion = async |of: &[Digest]| {
+        let (found, mut references) = rig.metadata.deletion(repository(), of.to_vec()).await.unwrap();
+        references.sort_unstable();
+        (found, references)
+    };
+    let (mut found, mut each) = (0, Vec::new());
+    for (digest, signed) in snapshots.iter().zip([true, true, true, false]) {
+        let (one, references) = deletion(&[*digest]).await;
+        assert_eq!(references.len() > 1, signed, "{references:?}");
+        found += one;
+        each.extend(references);
+    }
+    each.sort_unstable();
+    let all: Vec<Digest> = snapshots.iter().copied().chain([Digest::sha256(b"absent")]).collect();
+    assert_eq!(deletion(&all).await, (found, each));
+    assert_eq!(deletion(&[]).await, (0, vec![]));
 }
 
 async fn two_that_sign_at_once_are_both_kept(backend: Backend) {

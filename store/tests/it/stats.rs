@@ -10,7 +10,7 @@ use pfr_schema::run::Shape;
 use pfr_schema::snapshot::SnapshotConfig;
 use pfr_schema::{Digest, ErrorCode, Kind, RepositoryName};
 use pfr_store::{
-    Commit, Metadata, NewContainer, NewFrame, ObjectId, ObjectRow, PackSizes, PushId, SnapshotRow, StatsFilter, Store, TagMove,
+    Budget, Commit, Metadata, NewContainer, NewFrame, ObjectId, ObjectRow, PackSizes, PushId, SnapshotRow, StatsFilter, Store, TagMove,
 };
 use pfr_testkit::snapshot;
 use proptest::prelude::*;
@@ -181,6 +181,23 @@ fn freed(snapshots: &[&SnapshotRow], rows: &HashMap<ObjectId, ObjectRow>) -> (u6
     (bytes, stored)
 }
 
+/// With little room for lists some nodes are left, and the parts add up to the whole.
+async fn looks_at_some(metadata: &dyn Metadata, nodes: Vec<ObjectId>) {
+    for list_bytes in [0, 6] {
+        let (mut left, mut looked_at, mut listed) = (nodes.clone(), 0, 0);
+        while !left.is_empty() {
+            let held = metadata.held(left.clone(), vec![], list_bytes).await.unwrap();
+            assert!(held.left.len() < left.len() && held.left.iter().all(|id| left.contains(id)), "{held:?} of {left:?}");
+            looked_at += left.len() - held.left.len();
+            listed += held.shared.iter().map(|object| object.seen).sum::<u64>();
+            left = held.left;
+        }
+        let whole = metadata.held(nodes.clone(), vec![], u64::MAX).await.unwrap();
+        assert_eq!((looked_at, whole.left.len()), (nodes.len(), 0));
+        assert_eq!(listed, whole.shared.iter().map(|object| object.seen).sum::<u64>(), "{list_bytes}");
+    }
+}
+
 async fn compare(store: &Store, metadata: &dyn Metadata, repository: Option<&RepositoryName>) {
     let names: Vec<RepositoryName> = repository.map_or_else(|| (0..2).map(name).collect(), |name| vec![name.clone()]);
     let all = snapshots(metadata, &names).await;
@@ -216,8 +233,9 @@ async fn compare(store: &Store, metadata: &dyn Metadata, repository: Option<&Rep
         let chosen: Vec<&SnapshotRow> = chosen.into_iter().map(|(_, row)| row).collect();
         let (bytes, stored_bytes) = freed(&chosen, &rows);
         let expected = Freed { snapshots: chosen.len() as u64, bytes, stored_bytes };
-        assert_eq!(store.freed_by(&named).await.unwrap(), expected, "{named:?}");
+        assert_eq!(store.freed_by(&named, &Budget::default()).await.unwrap(), Some(expected), "{named:?}");
     }
+    looks_at_some(metadata, rows.values().filter(|row| !row.children.is_empty()).map(|row| row.id).collect()).await;
 }
 
 async fn statistics_are_what_a_count_over_all_rows_says(on: Backend) {

@@ -82,7 +82,10 @@ fn print(context: &mut Context, report: &RetentionReport) -> Result<(), Failure>
     }
     prune::list(context, &report.deleted, now_ms())?;
     let (deleted, kept) = (count(report.snapshots, "snapshot"), format!("{} kept", number(report.kept)));
-    let freed = prune::would_free(report.freed).map(|words| format!("; {words}")).unwrap_or_default();
+    let freed = match report.freed {
+        None if report.dry_run => "; what that would free was not counted".to_owned(),
+        freed => prune::would_free(freed).map(|words| format!("; {words}")).unwrap_or_default(),
+    };
     let mut words = match (report.dry_run, report.snapshots) {
         (true, _) => format!("nothing was changed: {deleted} would be deleted, {kept}{freed}"),
         (false, 0) => format!("no snapshot is to be deleted, {kept}"),

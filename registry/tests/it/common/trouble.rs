@@ -93,7 +93,15 @@ impl Hooks for Hold {
 
 /// A store in memory of which a test holds back one object.
 pub async fn holding(options: Options) -> (Store, Arc<Hold>) {
+    let ([store, _], hold) = holding_twice(options).await;
+    (store, hold)
+}
+
+/// Two stores over the same packs, each with tables of its own: the second one's can be rebuilt.
+pub async fn holding_twice(options: Options) -> ([Store; 2], Arc<Hold>) {
     let hold = Arc::new(Hold { object: watch::Sender::new(None), held: Semaphore::new(0) });
-    let metadata = SqliteMetadata::open_in_memory(Clock::system()).await.expect("metadata in memory");
-    (Store::new(hooked(Arc::new(InMemory::new()), hold.clone()), metadata, options), hold)
+    let packs = hooked(Arc::new(InMemory::new()), hold.clone());
+    let metadata = async || SqliteMetadata::open_in_memory(Clock::system()).await.expect("metadata in memory");
+    let first = Store::new(Arc::clone(&packs), metadata().await, options.clone());
+    ([first, Store::new(packs, metadata().await, options)], hold)
 }

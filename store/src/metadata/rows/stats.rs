@@ -40,6 +40,8 @@ pub struct Held {
     pub nodes: Vec<ObjectId>,
     /// The objects with several references.
     pub shared: Vec<SharedObject>,
+    /// Nodes that were asked about and not looked at: the lists of the others are long.
+    pub left: Vec<ObjectId>,
 }
 
 /// An object with several references.

@@ -19,11 +19,13 @@ pub struct Watched {
     calls: AtomicUsize,
     /// How many of the next calls of a transaction fail.
     failures: Mutex<HashMap<&'static str, usize>>,
+    /// Budgets that end when a transaction is called.
+    budgets: Mutex<HashMap<&'static str, Budget>>,
 }
 
 impl Watched {
     pub fn new(inner: Arc<dyn Metadata>) -> Arc<Self> {
-        Arc::new(Self { inner, calls: AtomicUsize::new(0), failures: Mutex::default() })
+        Arc::new(Self { inner, calls: AtomicUsize::new(0), failures: Mutex::default(), budgets: Mutex::default() })
     }
 
     /// Transactions that were called so far.
@@ -36,8 +38,16 @@ impl Watched {
         self.failures.lock().insert(transaction, calls);
     }
 
+    /// Ends a budget when a transaction is called.
+    pub fn end_at(&self, transaction: &'static str, budget: &Budget) {
+        self.budgets.lock().insert(transaction, budget.clone());
+    }
+
     fn called(&self, transaction: &str) -> Result<()> {
         self.calls.fetch_add(1, Ordering::Relaxed);
+        if let Some(budget) = self.budgets.lock().get(transaction) {
+            budget.end();
+        }
         match self.failures.lock().get_mut(transaction) {
             Some(left) if *left > 0 => {
                 *left -= 1;
