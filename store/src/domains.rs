@@ -372,13 +372,29 @@ impl Domains {
     /// A removal that had begun when the catalogue was lost goes on.
     ///
     /// # Errors
-    /// [`Error::DomainUnknown`], [`Error::Invalid`] for the default domain.
+    /// [`Error::DomainUnknown`]. [`Error::Invalid`] for the default domain, and for one of which
+    /// tables are left that list packs, while nothing of it lies on the storage: the catalogue was
+    /// lost, and the storage may not be mounted.
     pub async fn delete(&self, name: &DomainName) -> Result<DomainInfo> {
+        self.delete_as(name, false).await
+    }
+
+    /// The same; with `lost`, also such tables.
+    ///
+    /// # Errors
+    /// As [`Self::delete`].
+    pub async fn delete_as(&self, name: &DomainName, lost: bool) -> Result<DomainInfo> {
         if name.is_default() {
             return Err(Error::Invalid("the default domain cannot be deleted".into()));
         }
         let catalogue = self.catalogue();
         let is_left = catalogue.domain(name.clone()).await?.is_none() && self.is_half_removed(name).await?;
+        if is_left && !lost && self.home()?.lacks_packs(name, &self.0.default).await? {
+            return Err(Error::Invalid(format!(
+                "the tables of domain {name} list packs, and nothing of it lies on the storage. Make sure that its storage is mounted, and \
+                 rebuild the catalogue. If its packs are lost, delete it with `?lost=true`"
+            )));
+        }
         let row = catalogue.delete_domain(name.clone(), is_left, self.audit_entry()).await?;
         self.0.open.lock().remove(name);
         Ok(info(row))

@@ -24,6 +24,17 @@ pub(crate) struct Making {
     encrypted: Option<bool>,
 }
 
+/// How a domain is deleted.
+#[derive(Debug, Default, Deserialize, utoipa::IntoParams)]
+#[serde(deny_unknown_fields, default)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct Deleting {
+    /// Delete also what is left of a domain that the catalogue does not know, if its tables list
+    /// packs and nothing of it lies on the storage. Without it that is refused: the storage may not
+    /// be mounted.
+    lost: bool,
+}
+
 /// Lists domains by name
 #[utoipa::path(
     get, path = "/v1/domains", operation_id = "list_domains", tag = "operations",
@@ -92,15 +103,16 @@ pub(crate) async fn put(
 /// its name can be used again.
 #[utoipa::path(
     delete, path = "/v1/domains/{domain}", operation_id = "delete_domain", tag = "operations",
-    params(("domain" = DomainName, Path, description = "Its name; `default` cannot be deleted")),
+    params(("domain" = DomainName, Path, description = "Its name; `default` cannot be deleted"), Deleting),
     responses((status = 202, description = "It is being deleted", body = api::DomainInfo), failures::Checking),
 )]
 pub(crate) async fn delete(
     Access { trail, .. }: Access<Admin, Catalogue>,
     State(app): State<App>,
     Path(name): Path<DomainName>,
+    Query(deleting): Query<Deleting>,
 ) -> Answer<(StatusCode, Json<api::DomainInfo>)> {
-    let domain = app.domains.catalogue().audited(trail.change(202, None)).delete(&name).await?;
+    let domain = app.domains.catalogue().audited(trail.change(202, None)).delete_as(&name, deleting.lost).await?;
     tracing::info!(domain = %name, "domain is being deleted");
     // Its tasks end now, and not when the catalogue is read again.
     drop(app.domains.get(&name).await);

@@ -227,6 +227,34 @@ async fn a_deleted_domain_is_unknown_at_once_and_gone_after_a_lease() {
 }
 
 #[tokio::test]
+async fn what_is_left_of_a_domain_whose_packs_are_out_of_sight_is_deleted_only_as_lost() {
+    let registry = Registry::start().await;
+    create(&registry, "acme").await;
+    push(&registry, "/domains/acme", &[1], "t").await;
+    let files = registry.stop_keeping_files().await;
+    let data = files.path().join("store");
+    for entry in std::fs::read_dir(&data).expect("the data directory") {
+        let entry = entry.expect("an entry");
+        if entry.file_name().to_string_lossy().starts_with("metadata.sqlite") {
+            std::fs::remove_file(entry.path()).expect("the catalogue is lost");
+        }
+    }
+    let folder = data.join("domains/acme");
+    std::fs::rename(folder.join("packs"), data.join("elsewhere")).expect("the packs are out of sight");
+    let registry = Registry::start_again(&data, |config| config.lease_seconds = 1).await;
+    let detail = refused(registry.delete("/v1/domains/acme").await, ErrorCode::InvalidRequest).await;
+    assert!(detail.contains("?lost=true"), "{detail}");
+    refused(registry.delete("/v1/domains/acme?lost=yes").await, ErrorCode::InvalidRequest).await;
+    refused(registry.get("/v1/domains/acme").await, ErrorCode::DomainUnknown).await;
+    assert!(folder.join("metadata.sqlite").exists());
+    assert_eq!(registry.delete("/v1/domains/acme?lost=true").await.status(), StatusCode::ACCEPTED);
+    while registry.get("/v1/domains/acme").await.status() == StatusCode::OK {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert!(!folder.exists());
+}
+
+#[tokio::test]
 async fn a_store_without_a_place_for_them_has_no_other_domains() {
     let store = pfr_store::Store::open_in_memory(pfr_store::Options::default()).await.expect("a store");
     let registry = Registry::start_over(store).await;

@@ -142,6 +142,25 @@ impl DomainHome {
         }
     }
 
+    /// Whether the tables of a domain list packs, and nothing lies in its place: as while its
+    /// storage is not mounted.
+    pub(super) async fn lacks_packs(&self, name: &DomainName, beside: &Store) -> Result<bool> {
+        match &self.tables {
+            DomainTables::Files(root) => {
+                let database = folder(root, name).join(DATABASE);
+                if !is_there(&database)? || !self.is_new(name).await? {
+                    return Ok(false);
+                }
+                let options = beside.options();
+                let tables = SqliteMetadata::of_domain(name, &database, options.clock.clone(), options.min_free).await?;
+                Ok(!tables.packs(None, 1).await?.is_empty())
+            }
+            // Without the catalogue nothing looks for its tables.
+            #[cfg(feature = "postgres")]
+            DomainTables::Postgres(_) => Ok(false),
+        }
+    }
+
     /// Removes everything of a domain; returns whether that was done within the budget, and as long
     /// as the catalogue says that it may. The marker goes first: a rebuild of the catalogue does
     /// not take half a domain for one. Then the wrapped key: without it, what is left cannot be

@@ -8,9 +8,10 @@ use object_store::path::Path;
 use object_store::prefix::PrefixStore;
 use object_store::{ObjectStore as _, ObjectStoreExt as _};
 use pfr_schema::{Digest, DomainName, ErrorCode, Kind};
-use pfr_store::{Budget, Domains, Error, GcOptions, Options, RunEnd, Store};
+use pfr_store::{Budget, DomainHome, DomainPacks, DomainTables, Domains, Error, GcOptions, Options, RunEnd, Store};
 use std::sync::Arc;
 use std::time::Duration;
+use tempfile::TempDir;
 
 fn name(text: &str) -> DomainName {
     text.parse().unwrap()
@@ -244,6 +245,44 @@ on_every_backend!(
     what_a_killed_process_began_is_finished_by_the_next,
     a_domain_that_was_half_removed_when_the_catalogue_was_lost_goes_with_one_more_deletion,
 );
+
+/// A storage that is not mounted looks like a removal that was cut.
+#[tokio::test]
+async fn tables_whose_packs_are_out_of_sight_go_only_if_these_are_said_to_be_lost() {
+    let [tables, mounted, unmounted] = [(); 3].map(|()| tempfile::tempdir().unwrap());
+    // Each process has a new catalogue: that of the one before is lost.
+    let process = async |packs: &TempDir| {
+        let default = Store::open_in_memory(Options::default()).await.unwrap();
+        let packs = DomainPacks::Files { root: packs.path().to_owned(), inside: "" };
+        Domains::new(default, Some(DomainHome { tables: DomainTables::Files(tables.path().to_owned()), packs }))
+    };
+    let [_, a, _] = three(&process(&mounted).await).await;
+    push(&a, &snapshot(&[1], vec![]), "t").await.unwrap();
+    drop(a);
+    let database = |domain: &str| tables.path().join("domains").join(domain).join("metadata.sqlite");
+
+    let domains = process(&unmounted).await;
+    for _ in 0..2 {
+        let refused = domains.delete(&name("a")).await.unwrap_err();
+        assert!(matches!(&refused, Error::Invalid(reason) if reason.contains("mounted") && reason.contains("?lost=true")), "{refused}");
+    }
+    assert!(matches!(domains.get(&name("a")).await, Err(Error::DomainUnknown(_))));
+    // Nothing says that there is more of b.
+    domains.delete(&name("b")).await.unwrap();
+    remove(&domains).await;
+    assert!(database("a").exists() && !database("b").exists());
+    // With its storage it is complete, and found.
+    let again = process(&mounted).await;
+    for lost in [false, true] {
+        assert!(matches!(again.delete_as(&name("a"), lost).await, Err(Error::DomainUnknown(_))), "{lost}");
+    }
+    assert_eq!(again.find().await.unwrap(), [name("a"), name("b")]);
+    assert!(at(&again.open(&name("a")).await.unwrap(), "t").await.is_ok());
+    drop(again);
+    domains.delete_as(&name("a"), true).await.unwrap();
+    remove(&domains).await;
+    assert!(!database("a").exists());
+}
 
 /// A connection that another domain had used would answer from its tables, or write to them.
 #[tokio::test(flavor = "multi_thread")]
