@@ -8,7 +8,7 @@ use crate::llama::Llamas;
 use crate::priority::Priority;
 use crate::pushes::Pushes;
 use crate::rate::Rate;
-use crate::restore::{Passages, Resumes, Searches, Staged};
+use crate::restore::{Passages, Records, Resumes, Searches, Staged};
 use crate::saves::Saves;
 use crate::upkeep;
 use pfr_client::Flight;
@@ -30,6 +30,7 @@ struct Inner {
     llamas: Llamas,
     pushes: Pushes,
     staged: Staged,
+    records: Records,
     resumes: Resumes,
     searches: Searches,
     passages: Passages,
@@ -68,6 +69,7 @@ impl Agent {
             llamas,
             pushes,
             staged: Staged::default(),
+            records: Records::default(),
             resumes: Resumes::default(),
             searches: Searches::default(),
             passages: Passages::default(),
@@ -128,6 +130,12 @@ impl Agent {
     #[must_use]
     pub fn staged(&self) -> &Staged {
         &self.0.staged
+    }
+
+    /// The last restores, and what became of them.
+    #[must_use]
+    pub fn records(&self) -> &Records {
+        &self.0.records
     }
 
     /// Snapshots that requests resume from.

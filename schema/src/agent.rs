@@ -3,9 +3,11 @@
 
 mod jobs;
 mod outline;
+mod restores;
 
 pub use jobs::{Job, JobRequest, JobState, Jobs, Warm, WarmItem, WarmRequest, WarmState};
 pub use outline::{Difference, Fits, Outline, TreeOutline};
+pub use restores::{RestoreOutcome, RestoreRecord, Restores};
 
 use crate::checkpoint::Form;
 use crate::digest::Digest;
@@ -333,6 +335,9 @@ pub struct RestoreReport {
     pub sequence: Option<String>,
     /// Tokens with state.
     pub boundary: u64,
+    /// Whether that is only the beginning of the snapshot: the request gave a position.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub partly: bool,
     /// All tokens, also those that are chosen and not yet computed.
     pub tokens: u64,
     /// Pages.

@@ -27,7 +27,7 @@ pub use ask::{Abandon, Fill, Filled, MAX_KEYS, Match, MatchKeys, Matched, Tier};
 pub use hold::{
     Automatic, Dropped, Find, HoldName, HoldRequest, Released, Resume, Save, Saving, SequenceInfo, SequenceList, SequenceState,
 };
-pub use outcome::{Outcome, Report, Taking};
+pub use outcome::{Outcome, OutcomeRequest, Report, Taking};
 
 use crate::checkpoint::{Dtype, Layout};
 use crate::digest::Digest;

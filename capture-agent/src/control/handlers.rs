@@ -4,12 +4,13 @@ use crate::error::few;
 use crate::{Agent, Error};
 use axum::Json;
 use axum::body::Bytes;
-use axum::extract::{Path, State};
+use axum::extract::{Path, Query, State};
 use pfr_schema::agent::{
-    Drain, DrainRequest, EngineInfo, Engines, Fits, Job, JobRequest, Jobs, Outline, Pushes, RestoreReport, RestoreRequest, SaveInfo,
-    Sequences, SnapshotReport, SnapshotRequest,
+    Drain, DrainRequest, EngineInfo, Engines, Fits, Job, JobRequest, Jobs, Outline, Pushes, RestoreReport, RestoreRequest, Restores,
+    SaveInfo, Sequences, SnapshotReport, SnapshotRequest,
 };
 use pfr_service::problem::ApiError;
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 type Answer<T> = Result<Json<T>, ApiError>;
@@ -25,12 +26,16 @@ pub(super) async fn engines(State(agent): State<Agent>) -> Json<Engines> {
 }
 
 pub(super) async fn engine(State(agent): State<Agent>, Path(name): Path<String>) -> Answer<EngineInfo> {
+    Ok(Json(info(&agent, name)?))
+}
+
+fn info(agent: &Agent, name: String) -> Result<EngineInfo, Error> {
     let engines = agent.all_engines();
     if let Some(info) = engines.iter().find(|info| info.engine == name) {
-        return Ok(Json(info.clone()));
+        return Ok(info.clone());
     }
     let known = few(engines.iter().map(|info| info.engine.as_str()));
-    Err(Error::EngineUnknown { engine: name, known }.into())
+    Err(Error::EngineUnknown { engine: name, known })
 }
 
 pub(super) async fn snapshot(State(agent): State<Agent>, Path(name): Path<String>, body: Bytes) -> Answer<SnapshotReport> {
@@ -43,6 +48,23 @@ pub(super) async fn snapshot(State(agent): State<Agent>, Path(name): Path<String
 pub(super) async fn restore(State(agent): State<Agent>, Path(name): Path<String>, body: Bytes) -> Answer<RestoreReport> {
     let request: RestoreRequest = read(&body)?;
     Ok(Json(agent.restore(&name, request).await?))
+}
+
+/// What `GET /v1/engines/{engine}/restores` may ask for.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Newest {
+    /// Records at most; all of them if left out.
+    limit: Option<usize>,
+}
+
+pub(super) async fn restores(State(agent): State<Agent>, Path(name): Path<String>, Query(newest): Query<Newest>) -> Answer<Restores> {
+    // An engine that has left is still remembered.
+    if let Some(restores) = agent.records().list(&name, newest.limit.unwrap_or(usize::MAX)) {
+        return Ok(Json(Restores { restores }));
+    }
+    info(&agent, name)?;
+    Ok(Json(Restores::default()))
 }
 
 pub(super) async fn sequences(State(agent): State<Agent>, Path(name): Path<String>) -> Answer<Sequences> {

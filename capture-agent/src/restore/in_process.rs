@@ -39,7 +39,7 @@ impl Prepared {
             let (engine, reference) = (engine.to_owned(), request.reference.clone());
             Ok(Self { engine, reference, documents, plan, values, bytes_pulled, started })
         };
-        prepare.await.inspect_err(|error| note(engine, &request.reference, Err(error)))
+        prepare.await.inspect_err(|error| note(agent, engine, &request.reference, started, Err(error)))
     }
 
     pub fn digest(&self) -> Digest {
@@ -87,7 +87,7 @@ impl Prepared {
             Ok(RestoreReport { sequence: Some(sequence.to_owned()), bytes_written, bytes_pulled, total_seconds, ..report })
         };
         let filled = fill.await;
-        note(&self.engine, &self.reference, filled.as_ref());
+        note(agent, &self.engine, &self.reference, self.started, filled.as_ref());
         filled
     }
 }

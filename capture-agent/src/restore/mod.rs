@@ -30,6 +30,7 @@ mod overlap;
 mod place;
 mod plan;
 mod prove;
+mod records;
 mod reshard;
 mod resume;
 mod source;
@@ -38,6 +39,7 @@ mod write;
 
 pub use automatic::Searches;
 pub(crate) use in_process::Prepared;
+pub use records::Records;
 pub use resume::Resumes;
 pub use source::Passages;
 pub use staged::Staged;
@@ -76,7 +78,7 @@ impl Agent {
             span.record("error.type", error.code().name()).record("otel.status_code", "ERROR");
         }
         drop(span);
-        note(engine, &request.reference, result.as_ref());
+        note(self, engine, &request.reference, started, result.as_ref());
         result
     }
 
@@ -105,7 +107,7 @@ impl Agent {
         let expected = Some(Staged::expect(self, name));
         let Fitting { engine, documents, plan, found } = self.fitting(name, request, Through::Store).await?;
         // It counts when a request takes it.
-        let mut done = Staged::stage(self, &engine, Arc::clone(&documents), &plan, expected).await?;
+        let mut done = Staged::stage(self, &engine, &request.reference, Arc::clone(&documents), &plan, expected).await?;
         done.bytes_pulled = found.bytes_pulled();
         done.total_seconds = started.elapsed().as_secs_f64();
         Ok(done)
@@ -183,7 +185,7 @@ impl Agent {
         let (sequence, blocks) = (allocation.sequence().to_owned(), allocation.blocks().clone());
         let gate = Gate::new(allocation);
         let into = Destination { ranks: 0..engine.world(), position: Some(*boundary), blocks: &blocks, kept: 0, after: None };
-        let Written { bytes: bytes_written, values: as_written } = fill(self, engine, documents, into, &gate).await?;
+        let Written { bytes: bytes_written, values: as_written, .. } = fill(self, engine, documents, into, &gate).await?;
         // Sums over other ranks differ in low-order bits, and the logits with them.
         let logits = documents.oracle.as_ref().filter(|_| plan.resharded.is_none() && plan.is_end());
         let oracle = oracle::check(engine, &sequence, logits).await?;
@@ -260,6 +262,7 @@ async fn fill<T: Send + 'static>(
     engine.check_blocks(plan.boundary, blocks)?;
     let (mut places, mut shared) = place::Places::of(engine, &plan, ranks, blocks).split(kept);
     places.claim(gate, agent.staged().claims())?;
+    let pages_kept = shared.pages();
     let written = write::write(agent, &documents.source, &mut places, after, gate).await?;
     write::name(&documents.source, &mut shared).await?;
     // Writing has waited for the engine's event, so its own blocks are at rest too.
@@ -268,11 +271,13 @@ async fn fill<T: Send + 'static>(
         other => other,
     })?;
     live::check(agent, &Arc::new(places)).await?;
-    Ok(written)
+    Ok(Written { pages_kept, ..written })
 }
 
-/// Records the outcome of a restore in metrics and log.
-fn note(engine: &str, reference: &str, result: std::result::Result<&RestoreReport, &Error>) {
+/// Records the outcome of a restore in metrics, log and list.
+fn note(agent: &Agent, engine: &str, reference: &str, started: Instant, result: Result<&RestoreReport, &Error>) {
+    let now = agent.store().options().clock.now();
+    agent.records().ended(now, engine, reference, started.elapsed().as_secs_f64(), result);
     let outcome = result.map_or_else(|error| error.code().name(), |_| "ok");
     metrics::counter!(names::RESTORES, "outcome" => outcome).increment(1);
     match result {
@@ -304,6 +309,7 @@ fn report(engine: &Engine, digest: Digest, plan: &Plan, values: Values) -> Resto
         engine: engine.name().into(),
         sequence: None,
         boundary: plan.boundary,
+        partly: !plan.is_end(),
         tokens: plan.tokens.len() as u64,
         pages: plan.pages(),
         bytes_pulled: 0,

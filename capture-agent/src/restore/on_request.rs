@@ -4,8 +4,10 @@
 use super::Destination;
 use super::automatic::find;
 use super::fits::Asked;
+use super::records::Filling;
 use super::resume::resume;
 use super::staged::{self, Staged};
+use super::write::Written;
 use crate::Agent;
 use crate::copies::Gate;
 use crate::engines::{Answers, Engine};
@@ -14,6 +16,7 @@ use crate::memory::MemoryError;
 use crate::metrics as names;
 use pfr_schema::engine::{Abandon, Fill, Filled, Matched, Report, Taking, ToAgent, Verb};
 use serde_json::{Value, json};
+use std::time::Instant;
 
 #[async_trait::async_trait]
 impl Answers for Agent {
@@ -46,7 +49,11 @@ async fn handle(agent: &Agent, engine: &Engine, rank: u32, call: ToAgent) -> Res
             Ok(json!(count_match(engine, agent.staged().find(engine, &Asked::Keys(request), None))))
         }
         ToAgent::Fill(request) => {
+            let offer = agent.staged().offer(engine.name(), &request.restore);
+            let filling = Filling { rank, fill: &request, offer, begun: Instant::now() };
             let filled = fill(agent, engine, rank, &request).await;
+            let now = agent.store().options().clock.now();
+            agent.records().filled(now, engine.name(), &filling, filled.as_ref().map(|(_, written)| written));
             let outcome = filled.as_ref().map_or_else(|error| error.code().name(), |_| "ok");
             metrics::counter!(names::FILLS, "outcome" => outcome).increment(1);
             if let Err(error) = &filled {
@@ -60,7 +67,7 @@ async fn handle(agent: &Agent, engine: &Engine, rank: u32, call: ToAgent) -> Res
             } else if rank == 0 {
                 engine.count_restore();
             }
-            filled.map(|filled| json!(filled))
+            filled.map(|(filled, _)| json!(filled))
         }
         ToAgent::Abandon(request) => abandon(engine, &request).await,
         ToAgent::Report(report) => {
@@ -93,7 +100,10 @@ async fn abandon(engine: &Engine, request: &Abandon) -> Result<Value> {
 
 fn count(agent: &Agent, engine: &Engine, report: &Report) {
     agent.staged().count(engine.name(), report);
+    let now = agent.store().options().clock.now();
     for outcome in &report.outcomes {
+        let offer = outcome.restore.as_deref().and_then(|restore| agent.staged().offer(engine.name(), restore));
+        agent.records().told(now, engine.name(), outcome, offer.as_ref());
         metrics::counter!(names::TAKINGS, "what" => outcome.what.name()).increment(outcome.count);
         let (restore, what) = (outcome.restore.as_deref().unwrap_or("-"), outcome.what.name());
         if outcome.what == Taking::LogitsDiffer {
@@ -120,7 +130,7 @@ fn count_match(engine: &Engine, matched: Matched) -> Matched {
     matched
 }
 
-async fn fill(agent: &Agent, engine: &Engine, rank: u32, request: &Fill) -> Result<Filled> {
+async fn fill(agent: &Agent, engine: &Engine, rank: u32, request: &Fill) -> Result<(Filled, Written)> {
     let (documents, position) = agent.staged().get(engine, &request.restore)?;
     let invalid = || Error::Invalid("after: expected 128 hex digits".into());
     let after = request.after.as_deref().map(|hex| cuda_handle(hex).ok_or_else(invalid)).transpose()?;
@@ -129,7 +139,7 @@ async fn fill(agent: &Agent, engine: &Engine, rank: u32, request: &Fill) -> Resu
     let gate = Gate::new(());
     engine.fills().begin(request.fill.as_deref(), rank, gate.handle())?;
     let into = Destination { ranks: rank..rank + 1, position, blocks: &request.blocks, kept: request.kept, after };
-    super::fill(agent, engine, &documents, into, &gate).await?;
+    let written = super::fill(agent, engine, &documents, into, &gate).await?;
     // Logits were recorded at the end.
-    Ok(Filled { oracle: documents.oracle.clone().filter(|_| position.is_none()) })
+    Ok((Filled { oracle: documents.oracle.clone().filter(|_| position.is_none()) }, written))
 }

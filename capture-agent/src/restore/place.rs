@@ -203,6 +203,11 @@ impl Places {
         blobs
     }
 
+    /// Pages, over all groups and ranks, however many components a page has.
+    pub fn pages(&self) -> u64 {
+        self.0.iter().filter(|place| matches!(place.of, Of::Page { component: 0, .. })).count() as u64
+    }
+
     /// The places to write, and those that hold only the first `kept` tokens.
     pub fn split(self, kept: u64) -> (Self, Self) {
         let (shared, own) = self.0.into_iter().partition(|place| place.ends.is_some_and(|ends| ends <= kept));

@@ -91,16 +91,16 @@ impl Agent {
             if self.staged().is_ready(name, &digest) {
                 return Ok((digest, None));
             }
-            let mut report = Staged::stage(self, &engine, documents, &plan, None).await?;
+            let mut report = Staged::stage(self, &engine, reference, documents, &plan, None).await?;
             report.bytes_pulled = found.bytes_pulled();
             report.total_seconds = started.elapsed().as_secs_f64();
             Ok((digest, Some(report)))
         };
         let staged = staged.await;
         match &staged {
-            Ok((_, Some(report))) => note(name, reference, Ok(report)),
+            Ok((_, Some(report))) => note(self, name, reference, started, Ok(report)),
             Ok((_, None)) => {}
-            Err(error) => note(name, reference, Err(error)),
+            Err(error) => note(self, name, reference, started, Err(error)),
         }
         staged.map(|(digest, _)| digest)
     }

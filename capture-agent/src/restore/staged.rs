@@ -43,6 +43,8 @@ struct State {
 struct Entry {
     id: String,
     engine: String,
+    /// As it was asked for.
+    reference: String,
     documents: Arc<Documents>,
     plan: Arc<Plan>,
     /// Keys of shorter prefixes, so that a reason can say where two prefixes part.
@@ -69,6 +71,7 @@ impl Staged {
     pub(super) async fn stage(
         agent: &Agent,
         engine: &Engine,
+        reference: &str,
         documents: Arc<Documents>,
         plan: &Arc<Plan>,
         expected: Option<Expected>,
@@ -77,9 +80,9 @@ impl Staged {
         let (id, digest) = (uuid::Uuid::now_v7().to_string(), documents.digest);
         let computed = &plan.tokens[..usize::try_from(plan.boundary).unwrap_or(usize::MAX).min(plan.tokens.len())];
         let rungs = prefix::rungs(&engine.fingerprint(), &plan.key.salt, plan.key.adapter.as_deref(), computed);
-        let (name, plan) = (engine.name().to_owned(), Arc::clone(plan));
+        let (name, reference, plan) = (engine.name().to_owned(), reference.to_owned(), Arc::clone(plan));
         let outcomes = BTreeMap::new();
-        let entry = Entry { id: id.clone(), engine: name, documents, plan: Arc::clone(&plan), rungs, proven: false, outcomes };
+        let entry = Entry { id: id.clone(), engine: name, reference, documents, plan: Arc::clone(&plan), rungs, proven: false, outcomes };
         if let Some(other) = agent.staged().add(agent, entry) {
             tell_soon(agent, &other);
         }
@@ -169,6 +172,14 @@ impl Staged {
         entry.map(|entry| (Arc::clone(&entry.documents), position)).ok_or_else(unknown)
     }
 
+    /// What lies ready under the name of a match.
+    pub(super) fn offer(&self, engine: &str, restore: &str) -> Option<Offer> {
+        let state = self.state.lock();
+        let entry = state.entries.iter().find(|entry| entry.id == entry_of(restore) && entry.engine == engine)?;
+        let position = position_of(restore).unwrap_or(entry.plan.boundary);
+        Some(Offer { reference: entry.reference.clone(), digest: entry.documents.digest, position })
+    }
+
     /// Drops an entry, and tells the engine.
     pub(super) fn forget(agent: &Agent, engine: &str, restore: &str) {
         let id = entry_of(restore);
@@ -216,6 +227,15 @@ impl Staged {
     }
 }
 
+/// A snapshot that lies ready, up to a token position.
+#[derive(Clone, Debug)]
+pub(super) struct Offer {
+    /// As it was asked for.
+    pub reference: String,
+    pub digest: Digest,
+    pub position: u64,
+}
+
 /// What stands between an entry and a token position in the name of a match.
 const AT: char = '@';
 
@@ -227,6 +247,11 @@ fn name(entry: &Entry, boundary: u64) -> String {
 /// The entry that a match is of.
 fn entry_of(restore: &str) -> &str {
     restore.split_once(AT).map_or(restore, |(id, _)| id)
+}
+
+/// The token position of a match that is before the end of its snapshot.
+pub(super) fn position_of(restore: &str) -> Option<u64> {
+    restore.split_once(AT)?.1.parse().ok()
 }
 
 /// Tells the engine what lies ready for it. Waits for its answer, but not for long: an engine that

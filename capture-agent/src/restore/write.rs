@@ -28,6 +28,10 @@ const BATCH: u64 = 64 << 20;
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Written {
     pub bytes: u64,
+    /// Pages, over all groups and ranks.
+    pub pages: u64,
+    /// The engine's own pages, which were compared and not written.
+    pub pages_kept: u64,
     /// Of a source whose blobs pass: how state tensors were proven.
     pub values: Values,
 }
@@ -83,7 +87,7 @@ pub(super) async fn write<T: Send + 'static>(
     }
     flush(agent, batch, after, gate).await?;
     metrics::counter!(names::RESTORE_BYTES, "bytes" => "written").increment(written);
-    Ok(Written { bytes: written, values: values.unwrap_or_default() })
+    Ok(Written { bytes: written, pages: places.pages(), pages_kept: 0, values: values.unwrap_or_default() })
 }
 
 /// Finds out what pages that are cut have to hold, without writing them: the engine has computed

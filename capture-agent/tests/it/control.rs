@@ -7,8 +7,8 @@ use pfr_agent::control::Control;
 use pfr_agent::engines::Answers as _;
 use pfr_schema::ErrorCode;
 use pfr_schema::agent::{
-    Drain, EngineInfo, EngineState, Engines, Job, JobState, Jobs, Push, Pushes, RestoreReport, SaveInfo, SaveState, Sequences,
-    SnapshotReport,
+    Drain, EngineInfo, EngineState, Engines, Job, JobState, Jobs, Push, Pushes, RestoreOutcome, RestoreReport, Restores, SaveInfo,
+    SaveState, Sequences, SnapshotReport,
 };
 use pfr_schema::api::Problem;
 use pfr_schema::engine::{Save, ToAgent, Verb};
@@ -89,7 +89,20 @@ async fn engines_are_captured_and_restored_by_request() {
     let body = json!({"reference": "team/agent:now", "local": true});
     let restored: RestoreReport = client.post("/v1/engines/e/restores", &body).await.json().await.unwrap();
     assert_eq!((restored.digest, restored.oracle), (report.digest, true));
-    assert_eq!(engine.content("s"), engine.content(&restored.sequence.unwrap()));
+    let sequence = restored.sequence.clone();
+    assert_eq!(engine.content("s"), engine.content(sequence.as_deref().unwrap()));
+
+    // What became of restores is listed, the newest first.
+    let body = json!({"reference": "team/agent:never", "local": true});
+    assert_eq!(client.post("/v1/engines/e/restores", &body).await.status(), 404);
+    let listed: Restores = client.get("/v1/engines/e/restores").await.json().await.unwrap();
+    let [failed, done] = &listed.restores[..] else { panic!("two restores in {listed:?}") };
+    assert_eq!((failed.outcome, failed.code), (RestoreOutcome::Failed, Some(ErrorCode::TagUnknown)));
+    assert_eq!((failed.reference.as_deref(), failed.digest), (Some("team/agent:never"), None));
+    assert_eq!((done.outcome, done.digest, done.position), (RestoreOutcome::Restored, Some(report.digest), Some(29)));
+    assert_eq!((&done.sequence, done.pages_filled, done.bytes_written), (&sequence, restored.pages, restored.bytes_written));
+    let one: Restores = client.get("/v1/engines/e/restores?limit=1").await.json().await.unwrap();
+    assert_eq!(one.restores, listed.restores[..1]);
 
     let body = json!({"repository": "http://127.0.0.1:9/away", "plan_only": true});
     let drain: Drain = client.post("/v1/drain", &body).await.json().await.unwrap();
@@ -188,6 +201,9 @@ async fn what_makes_no_sense_is_a_problem() {
     for (path, code) in [
         ("/v1/engines/f", ErrorCode::EngineUnknown),
         ("/v1/engines/f/sequences", ErrorCode::EngineUnknown),
+        ("/v1/engines/f/restores", ErrorCode::EngineUnknown),
+        ("/v1/engines/e/restores?limit=all", ErrorCode::InvalidRequest),
+        ("/v1/engines/e/restores?since=1", ErrorCode::InvalidRequest),
         ("/v1/saves/never", ErrorCode::NotFound),
         ("/v1/jobs/never", ErrorCode::NotFound),
     ] {

@@ -356,6 +356,7 @@ async fn a_snapshot_of_full_attention_comes_back_at_the_end_of_each_page() {
     for position in [8, 32, 56] {
         let report = restore_at("there", position).await.unwrap();
         assert_eq!((report.digest, report.boundary, report.tokens, report.oracle), (digest, position, position + 1, false));
+        assert!(report.partly, "at {position}");
         let (restored, own) = (report.sequence.unwrap(), format!("own-{position}"));
         b.add(&own, &tokens(position as u32 + 1));
         assert_eq!(b.content(&restored), b.content(&own), "at {position}");

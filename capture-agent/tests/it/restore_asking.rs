@@ -6,8 +6,8 @@ use crate::common::layout::Spec;
 use crate::common::memory::{Event, Fault};
 use crate::common::{Host, capture, host, restore, tokens, until};
 use pfr_agent::engines::Answers as _;
-use pfr_schema::agent::RestoreRequest;
-use pfr_schema::engine::{Abandon, Fill, Match, MatchKeys, Matched, Outcome, Report, Taking, ToAgent};
+use pfr_schema::agent::{RestoreOutcome, RestoreRecord, RestoreRequest};
+use pfr_schema::engine::{Abandon, Fill, Match, MatchKeys, Matched, Outcome, OutcomeRequest, Report, Taking, ToAgent};
 use pfr_schema::{Digest, ErrorCode, prefix};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -124,7 +124,7 @@ async fn a_request_takes_the_pages_before_the_token_in_which_it_differs() {
     call(fill(&name, &blocks, 16)).await.unwrap();
     wipe(&engine);
     assert_eq!(call(fill(&name, &blocks, 16)).await.unwrap_err().code(), ErrorCode::KeptDiffers);
-    let outcomes = vec![Outcome { restore: Some(name.clone()), what: Taking::Taken, count: 3 }];
+    let outcomes = vec![Outcome { restore: Some(name.clone()), what: Taking::Taken, count: 3, requests: vec![] }];
     call(ToAgent::Report(Report { outcomes })).await.unwrap();
     assert_eq!(host.agent.staged().info("asks").0[0].outcomes[&Taking::Taken], 3);
     // A position that no match named.
@@ -217,7 +217,7 @@ async fn an_engine_knows_what_lies_ready_when_the_restore_returns_and_asks_with_
     assert_eq!(asking.call(senseless).await.unwrap_err().code(), ErrorCode::InvalidRequest);
 
     // States that are not taken are reported and kept.
-    let outcome = |restore: Option<&str>, what| Outcome { restore: restore.map(Into::into), what, count: 2 };
+    let outcome = |restore: Option<&str>, what| Outcome { restore: restore.map(Into::into), what, count: 2, requests: vec![] };
     let outcomes = vec![outcome(Some(&asking.restore), Taking::FillLate), outcome(None, Taking::AgentSilent)];
     asking.call(ToAgent::Report(Report { outcomes })).await.unwrap();
     let (staged, unmatched) = asking.host.agent.staged().info("asks");
@@ -230,6 +230,57 @@ async fn an_engine_knows_what_lies_ready_when_the_restore_returns_and_asks_with_
     assert_eq!(asking.host.agent.staged().info("asks").0[0].outcomes[&Taking::LogitsEqual], 2);
     report(Taking::LogitsDiffer).await;
     assert_eq!(asking.host.agent.staged().info("asks").0.len(), 0);
+}
+
+#[tokio::test]
+async fn what_became_of_each_request_is_listed_with_the_reason_that_the_engine_gave() {
+    let asking = Asking::start().await;
+    let engine = &asking.engine;
+    engine.add("mine", &tokens(62));
+    let blocks = engine.sequence("mine").blocks;
+    asking.call(asking.fill(&blocks, 0, "a-1")).await.unwrap();
+    asking.call(asking.fill(&blocks, 32, "a-2")).await.unwrap();
+    let listed = || asking.host.agent.records().list("asks", usize::MAX).unwrap();
+    let outcomes = |records: &[RestoreRecord]| records.iter().map(|record| record.outcome).collect::<Vec<_>>();
+    assert_eq!(outcomes(&listed()), [RestoreOutcome::Filled, RestoreOutcome::Filled, RestoreOutcome::Ready]);
+
+    let named = |request: &str, fill: Option<&str>| OutcomeRequest { request: request.into(), fill: fill.map(Into::into) };
+    let of = |what, requests| Outcome { restore: Some(asking.restore.clone()), what, count: 1, requests };
+    let told = vec![
+        of(Taking::TakenOnKept, vec![named("two", Some("a-2"))]),
+        of(Taking::EngineHasMore, vec![named("three", None)]),
+        Outcome { restore: None, what: Taking::AgentSilent, count: 7, requests: vec![] },
+        of(Taking::Taken, vec![named("one", Some("a-1"))]),
+        Outcome { restore: None, what: Taking::HitMemory, count: 9, requests: vec![] },
+    ];
+    asking.call(ToAgent::Report(Report { outcomes: told })).await.unwrap();
+    let records = listed();
+    let [silent, more, two, one, ready] = &records[..] else { panic!("{records:?}") };
+    assert_eq!(
+        outcomes(&records),
+        [RestoreOutcome::NotTaken, RestoreOutcome::NotTaken, RestoreOutcome::Restored, RestoreOutcome::Restored, RestoreOutcome::Ready]
+    );
+    assert_eq!((silent.reason, silent.requests, silent.digest), (Some(Taking::AgentSilent), 7, None));
+    assert_eq!((more.reason, more.request.as_deref()), (Some(Taking::EngineHasMore), Some("three")));
+    assert_eq!((one.request.as_deref(), two.request.as_deref()), (Some("one"), Some("two")));
+    for record in [more, two, one, ready] {
+        assert_eq!((record.reference.as_deref(), record.digest, record.position), (Some("team/agent:now"), ready.digest, Some(61)));
+    }
+    // Pages that the engine has are compared and not written.
+    assert_eq!((one.pages_kept, one.pages_filled, ready.pages_filled), (0, two.pages_kept + two.pages_filled, 0));
+    assert!(0 < two.pages_kept && two.bytes_written < one.bytes_written, "{records:?}");
+
+    // A fill that the memory does not take: its error, and then what the engine made of it.
+    engine.set(Fault::WritesLie);
+    let error = asking.call(asking.fill(&blocks, 0, "a-3")).await.unwrap_err();
+    let failed = &listed()[0];
+    assert_eq!((failed.outcome, failed.code, failed.digest), (RestoreOutcome::Failed, Some(error.code()), ready.digest));
+    let outcomes = vec![of(Taking::FillFailed, vec![named("four", Some("a-3"))])];
+    asking.call(ToAgent::Report(Report { outcomes })).await.unwrap();
+    let failed = &listed()[0];
+    assert_eq!((failed.outcome, failed.reason), (RestoreOutcome::NotTaken, Some(Taking::FillFailed)));
+    assert_eq!((failed.request.as_deref(), failed.error.as_deref()), (Some("four"), Some(error.to_string().as_str())));
+    assert_eq!(listed().len(), 6);
 }
 
 #[tokio::test]

@@ -19,6 +19,19 @@ pub struct Outcome {
     pub what: Taking,
     /// How often.
     pub count: u64,
+    /// Some of the requests that it happened to, 16 at most. An engine need not name any.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub requests: Vec<OutcomeRequest>,
+}
+
+/// A request of an [`Outcome`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OutcomeRequest {
+    /// The engine's name for it.
+    pub request: String,
+    /// The fill of its blocks ([`super::Fill::fill`]), if it came to one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fill: Option<String>,
 }
 
 /// Outcome of a request while a state lies ready.
