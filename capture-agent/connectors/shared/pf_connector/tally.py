@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
@@ -43,7 +43,7 @@ HITS = {"memory": HIT_MEMORY, "store": HIT_STORE, "registry": HIT_REGISTRY}
 
 _SAID_BY_BREAKER = {AGENT_SILENT, AGENT_BUSY}
 """These come for each request while the agent hangs. The log says once that it hangs."""
-_MANY = _SAID_BY_BREAKER | {
+_AUTOMATIC = {
     SAVE_RATE,
     SAVE_BEHIND,
     SAVE_BUDGET,
@@ -56,9 +56,17 @@ _MANY = _SAID_BY_BREAKER | {
     MISS,
 }
 """These come for each request of an engine in automatic mode."""
+_MANY = _SAID_BY_BREAKER | _AUTOMATIC
 _FINE = {TAKEN, TAKEN_ON_KEPT, KEPT_DIFFERS, ENGINE_HAS_MORE, GONE, LOGITS_EQUAL}
 _EVERY = 0.2
 """Seconds between two reports."""
+_NAMED = 16
+"""Requests of an outcome that a report names, the last ones."""
+_NAME = 256
+"""Characters of such a name: clients of the engine may choose it."""
+
+_Key = tuple[str | None, str]
+"""A state, and what became of requests for which it lay ready."""
 
 
 class Tally:
@@ -71,16 +79,24 @@ class Tally:
         self._lock = threading.Lock()
         self.counts: Counter[str] = Counter()
         """Since the engine began."""
-        self._untold: Counter[tuple[str | None, str]] = Counter()
-        self._sent: Counter[tuple[str | None, str]] = Counter()
+        self._untold: Counter[_Key] = Counter()
+        self._sent: Counter[_Key] = Counter()
+        self._requests: dict[_Key, deque[dict[str, str]]] = {}
+        """Some of those that `_untold` counts."""
+        self._sent_requests: dict[_Key, deque[dict[str, str]]] = {}
         self._report: Future[dict[str, Any]] | None = None
         self._next = 0.0
 
-    def add(self, what: str, request: str, restore: str | None = None) -> None:
-        """Something became of a request."""
+    def add(self, what: str, request: str, restore: str | None = None, fill: str | None = None) -> None:
+        """Something became of a request. `fill` is the name of the fill of its blocks, if it came
+        to one."""
         with self._lock:
             self.counts[what] += 1
             self._untold[restore, what] += 1
+            if what not in _AUTOMATIC:
+                named = self._requests.setdefault((restore, what), deque(maxlen=_NAMED))
+                one = {"request": request[:_NAME]}
+                named.append(one if fill is None else one | {"fill": fill})
         level = logging.DEBUG if what in _MANY else logging.INFO if what in _FINE else logging.WARNING
         log.log(level, "request %s, state %s: %s", request, restore or "-", what)
 
@@ -92,14 +108,22 @@ class Tally:
                     return
                 if self._report.exception() is not None:
                     self._untold.update(self._sent)
+                    for key, named in self._sent_requests.items():
+                        named.extend(self._requests.get(key, ()))
+                        self._requests[key] = named
                 self._report = None
             now = self._clock()
             if not self._untold or now < self._next or not self._member.registered:
                 return
             self._next = now + _EVERY
             self._sent, self._untold = self._untold, Counter()
+            self._sent_requests, self._requests = self._requests, {}
             outcomes = []
             for (restore, what), count in self._sent.items():
                 outcome: dict[str, Any] = {"what": what, "count": count}
-                outcomes.append(outcome if restore is None else outcome | {"restore": restore})
+                if restore is not None:
+                    outcome["restore"] = restore
+                if (restore, what) in self._sent_requests:
+                    outcome["requests"] = list(self._sent_requests[restore, what])
+                outcomes.append(outcome)
             self._report = self._member.submit("report", {"outcomes": outcomes})

@@ -309,7 +309,8 @@ class Asking(Case):
         self.assertEqual(self.scheduler.tally.counts, {"taken": 1})
         self.assertEqual(self.settled(one), 0, "after a load, failed or not, tokens are computed")
         self.until(lambda: (self.scheduler.step(), self.calls_of("report"))[1])
-        self.assertEqual(self.calls_of("report"), [{"outcomes": [{"what": "taken", "count": 1, "restore": "r1"}]}])
+        requests = [{"request": "r", "fill": load.fill}]
+        self.assertEqual(self.calls_of("report"), [{"outcomes": [{"what": "taken", "count": 1, "restore": "r1", "requests": requests}]}])
 
     def test_nothing_is_asked_while_nothing_lies_ready(self) -> None:
         self.tell()

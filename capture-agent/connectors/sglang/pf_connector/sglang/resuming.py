@@ -254,7 +254,7 @@ class Resumes:
                 log.warning("request %s: the capture agent has not filled its slots in time", view.request_id)
                 resume.fill = None
                 self._give_up(fill)
-                self._decline(resume, became.FILL_LATE)
+                self._decline(resume, became.FILL_LATE, fill=fill.args["fill"])
             return
         error = fill.answer.exception()
         if isinstance(error, Failure) and error.code == "overloaded" and self._clock() < fill.due:
@@ -268,14 +268,14 @@ class Resumes:
                 self._give_up(fill)
             else:
                 self._free(fill.slots)
-            self._decline(resume, became.FILL_FAILED)
+            self._decline(resume, became.FILL_FAILED, fill=fill.args["fill"])
             return
         boundary = resume.ready[0]
         self._tree.insert(self._key(resume, boundary), fill.slots, view.req.priority or 0)
         if self._found(resume):
-            self._tally.add(became.TAKEN, view.request_id, restore)
+            self._tally.add(became.TAKEN, view.request_id, restore, fill.args["fill"])
         else:
-            self._decline(resume, became.FILL_FAILED, "SGLang's cache did not take the state")
+            self._decline(resume, became.FILL_FAILED, "SGLang's cache did not take the state", fill.args["fill"])
 
     def _found(self, resume: Resume) -> bool:
         """Whether the tree has the snapshot's own pages. Then the request will find them, and
@@ -300,9 +300,9 @@ class Resumes:
         assert resume.ready is not None
         return f"pf:{resume.digest or resume.ready[1]}:{resume.view.salt}"
 
-    def _decline(self, resume: Resume, what: str, reason: str | None = None) -> None:
+    def _decline(self, resume: Resume, what: str, reason: str | None = None, fill: str | None = None) -> None:
         assert resume.ready is not None
-        self._tally.add(what, resume.view.request_id, resume.ready[1])
+        self._tally.add(what, resume.view.request_id, resume.ready[1], fill)
         resume.ready, resume.reason = None, reason or what
 
     def _give_up(self, fill: _Fill) -> None:

@@ -398,7 +398,7 @@ class Scheduler:
         load, late = ended
         request, progress = self._requests.get(name), self._progress.get(name)
         if not failed:
-            self.tally.add(became.TAKEN_ON_KEPT if load.kept else became.TAKEN, name, load.restore)
+            self.tally.add(became.TAKEN_ON_KEPT if load.kept else became.TAKEN, name, load.restore, load.fill)
             if progress is not None:
                 progress.taken = {"position": load.boundary, "digest": progress.digest}
                 if progress.searched and progress.tier in became.HITS:
@@ -407,14 +407,14 @@ class Scheduler:
         if progress is not None:
             progress.reason = became.FILL_LATE if late else became.FILL_FAILED
         if late:
-            self.tally.add(became.FILL_LATE, name, load.restore)
+            self.tally.add(became.FILL_LATE, name, load.restore, load.fill)
         elif differs and load.restore is not None and request is not None and progress is not None and not progress.fresh:
             # The engine has computed those blocks itself, and not bit for bit as they were
             # captured.
-            self.tally.add(became.KEPT_DIFFERS, name, load.restore)
+            self.tally.add(became.KEPT_DIFFERS, name, load.restore, load.fill)
             progress.ready, progress.fresh = (load.boundary, load.restore), True
         else:
-            self.tally.add(became.FILL_FAILED, name, load.restore)
+            self.tally.add(became.FILL_FAILED, name, load.restore, load.fill)
 
     def step(self) -> tuple[list[Load], list[str]]:
         """Once a step: loads for the workers, and requests that they must give up."""
