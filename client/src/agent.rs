@@ -3,7 +3,7 @@
 use crate::error::{Error, Result};
 use crate::remote::{reason, traced};
 use pfr_schema::agent::{
-    EngineInfo, Engines, Fits, Job, JobRequest, Jobs, Outline, Pushes, RestoreReport, RestoreRequest, Sequences, SnapshotReport,
+    EngineInfo, Engines, Fits, Job, JobRequest, Jobs, Outline, Pushes, RestoreReport, RestoreRequest, Restores, Sequences, SnapshotReport,
     SnapshotRequest,
 };
 use pfr_schema::api::Problem;
@@ -93,6 +93,17 @@ impl AgentClient {
     /// As [`Self::engines`].
     pub async fn restore(&self, engine: &str, request: &RestoreRequest) -> Result<RestoreReport> {
         self.ask(self.http.post(url(&["engines", engine, "restores"])?).json(request)).await
+    }
+
+    /// The last restores into an engine, and what became of the states that lay ready for it:
+    /// newest first, `limit` of them at most.
+    ///
+    /// # Errors
+    /// As [`Self::engines`].
+    pub async fn restores(&self, engine: &str, limit: u32) -> Result<Restores> {
+        let mut address = url(&["engines", engine, "restores"])?;
+        address.query_pairs_mut().append_pair("limit", &limit.to_string());
+        self.ask(self.http.get(address)).await
     }
 
     /// The queue of pushes, oldest first.

@@ -9,7 +9,9 @@ mod signing;
 mod transfer;
 mod upkeep;
 
-pub use engines::{DrainArgs, EnginesArgs, JobCommand, JobsArgs, Match, Restore, SequencesArgs, Snapshot, WarmArgs, WhenToPush};
+pub use engines::{
+    DrainArgs, EnginesArgs, JobCommand, JobsArgs, Match, Restore, RestoresArgs, SequencesArgs, Snapshot, WarmArgs, WhenToPush,
+};
 pub use exchange::{Copy, Export, Import, ImportOther};
 pub use login::{Login, LoginAt};
 pub use names::{Diff, Fork, Inspect, Log, Ls, Prune, Rm, TagArgs};
@@ -197,6 +199,8 @@ pub enum Command {
     /// Restore a snapshot into a running engine, proven bit by bit
     #[command(after_help = engines::RESTORE_EXAMPLES)]
     Restore(Restore),
+    /// List the last restores of this host's engines, and states that were not taken, with reasons
+    Restores(RestoresArgs),
     /// Find the deepest snapshot that given tokens can be resumed from
     Match(Match),
     /// List the pushes of the capture agent, open and done

@@ -51,11 +51,13 @@ fn the_help_says_what_cannot_be_guessed() {
 #[test]
 fn a_command_for_the_agent_refuses_a_registry_on_the_command_line_and_no_other() {
     let home = tempfile::tempdir().unwrap();
-    let commands: [&[&str]; 8] = [
+    let commands: [&[&str]; 10] = [
         &["engines"],
         &["sequences", "e"],
         &["snapshot", "e", "team/agent:x"],
         &["restore", "team/agent:x", "e"],
+        &["restores"],
+        &["restores", "e"],
         &["pushes"],
         &["drain", "team/agent"],
         &["warm", "team/agent"],

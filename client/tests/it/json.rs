@@ -100,6 +100,9 @@ fn answering(socket: &Path) {
                 "digest": digest, "engine": "e", "boundary": 3, "tokens": 4, "pages": 1, "bytes_pulled": 1, "bytes_written": 1,
                 "values_computed": 0, "values_attested": 0, "oracle": false, "total_seconds": 0.1,
             }),
+            "GET /v1/engines/e/restores?limit=100" => json!({"restores": [
+                {"engine": "e", "noted_at": 951_782_400_123_u64, "outcome": "not-taken", "reason": "fill-late", "requests": 2},
+            ]}),
             // A job of both kinds: this agent does not read what it is asked for.
             "POST /v1/jobs" | "GET /v1/jobs/1" => {
                 let mut job = warmed("done");
@@ -194,6 +197,7 @@ async fn sizes_end_in_bytes_and_moments_are_rfc_3339_in_every_command() {
         &["sequences", "e", "--agent", agent],
         &["snapshot", "e", "team/agent:y", "--push", "wait", "--agent", agent],
         &["restore", "team/agent:y", "e", "--agent", agent],
+        &["restores", "--agent", agent],
         &["pushes", "--agent", agent],
         &["logout"],
         &["drain", "team/evacuated", "--agent", agent],
@@ -239,6 +243,7 @@ async fn sizes_end_in_bytes_and_moments_are_rfc_3339_in_every_command() {
         "pulled_bytes",
         "total_bytes",
         "begun_at",
+        "noted_at",
         "keep_ends_at",
     ] {
         assert!(seen.iter().any(|seen| seen == name), "no {name}");

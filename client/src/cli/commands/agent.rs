@@ -1,20 +1,22 @@
-//! `pf engines`, `pf sequences` and `pf pushes`: what the capture agent of this host has in hand.
+//! `pf engines`, `pf sequences`, `pf restores` and `pf pushes`: what the capture agent of this host
+//! has in hand, and what it did.
 
-use crate::cli::args::{AgentAt, EnginesArgs, SequencesArgs};
+use crate::cli::args::{AgentAt, EnginesArgs, RestoresArgs, SequencesArgs};
 use crate::cli::context::Context;
 use crate::cli::failure::Failure;
 use crate::cli::output::Out;
-use crate::cli::output::human::{age, bytes, duration, now_ms, number, one_line};
+use crate::cli::output::human::{age, bytes, count, duration, now_ms, number, one_line};
 use crate::cli::output::paint::Style;
 use crate::cli::output::table::{Column, Table};
 use crate::cli::suggest::Suggestion;
 use crate::cli::usage::has_flag;
 use pfr_client::Error;
-use pfr_schema::agent::{EngineState, Engines, PushState, SaveState, Sequences};
+use pfr_schema::agent::{EngineState, Engines, PushState, RestoreOutcome, RestoreRecord, Restores, SaveState, Sequences};
 use pfr_schema::api::{AgentEngine, AgentEngineState, AgentInfo, AgentList};
 use pfr_schema::engine::{SequenceState, Taking};
 use pfr_schema::{AgentName, ErrorCode};
 use serde_json::json;
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -264,6 +266,94 @@ pub fn print_sequences(out: &mut Out, answer: &Sequences) -> Result<(), Failure>
     out.table(&table)
 }
 
+/// `pf restores`.
+pub async fn restores(context: &mut Context, args: RestoresArgs) -> Result<(), Failure> {
+    let agent = context.agent(args.at.agent.as_deref())?;
+    let engines = match args.engine {
+        Some(engine) => vec![engine],
+        None => agent.engines().await?.engines.into_iter().map(|info| info.engine).collect(),
+    };
+    let mut restores = Vec::new();
+    for engine in &engines {
+        restores.extend(agent.restores(engine, args.limit).await?.restores);
+    }
+    // Those of one engine stay in the order in which the agent has them.
+    restores.sort_by_key(|record| Reverse(record.noted_at));
+    restores.truncate(args.limit as usize);
+    let answer = Restores { restores };
+    if context.json {
+        return context.out.json(&answer);
+    }
+    if answer.restores.is_empty() {
+        return context.out.line("the agent remembers no restore");
+    }
+    print_restores(&mut context.out, &answer)
+}
+
+/// Writes the table of restores, the newest last.
+fn print_restores(out: &mut Out, answer: &Restores) -> Result<(), Failure> {
+    let mut table = Table::new([
+        Column::left("WHEN"),
+        Column::left("ENGINE").style(Style::Bold),
+        Column::left("SNAPSHOT").style(Style::Yellow).fixed(),
+        Column::left("OUTCOME"),
+        Column::left("FOR").optional(),
+        Column::right("TOKENS").optional(),
+        Column::right("KEPT").optional(),
+        Column::right("FILLED").optional(),
+        Column::right("WRITTEN").optional(),
+        Column::right("TIME").optional(),
+        Column::left("REFERENCE").style(Style::Cyan).optional(),
+    ]);
+    let now = now_ms();
+    let unless_none = |count: u64, text: fn(u64) -> String| if count == 0 { String::new() } else { text(count) };
+    for record in answer.restores.iter().rev() {
+        table.row([
+            age(record.noted_at, now),
+            one_line(&record.engine),
+            record.digest.map_or_else(|| "-".to_owned(), |digest| digest.short()),
+            one_line(&outcome(record)),
+            one_line(&taker(record)),
+            record.position.map_or_else(String::new, number),
+            unless_none(record.pages_kept, number),
+            unless_none(record.pages_filled, number),
+            unless_none(record.bytes_written, bytes),
+            record.seconds.map_or_else(String::new, |seconds| duration(Duration::from_secs_f64(seconds.clamp(0.0, 1e9)))),
+            one_line(record.reference.as_deref().unwrap_or_default()),
+        ]);
+    }
+    out.table(&table)
+}
+
+/// What became of a restore, and why.
+fn outcome(record: &RestoreRecord) -> String {
+    let mut said = match record.outcome {
+        RestoreOutcome::Ready => "ready",
+        RestoreOutcome::Filled => "filled",
+        RestoreOutcome::Restored => "restored",
+        RestoreOutcome::Partly => "taken in part",
+        RestoreOutcome::NotTaken => "not taken",
+        RestoreOutcome::Failed => "failed",
+    }
+    .to_owned();
+    if let Some(reason) = record.reason {
+        said += &format!(": {}", reason.name());
+    }
+    if let Some(error) = &record.error {
+        said += &format!(": {error}");
+    }
+    said
+}
+
+/// The sequence or the request that a restore was for.
+fn taker(record: &RestoreRecord) -> String {
+    match (record.request.as_ref().or(record.sequence.as_ref()), record.requests) {
+        (Some(name), _) => name.clone(),
+        (None, 0) => String::new(),
+        (None, requests) => count(requests, "request"),
+    }
+}
+
 /// `pf pushes`.
 pub async fn pushes(context: &mut Context, at: AgentAt) -> Result<(), Failure> {
     let answer = context.agent(at.agent.as_deref())?.pushes().await?;
@@ -297,6 +387,29 @@ pub async fn pushes(context: &mut Context, at: AgentAt) -> Result<(), Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_restore_says_what_became_of_it_for_whom_and_why() {
+        let record = |fields: serde_json::Value| {
+            let mut record = serde_json::json!({"engine": "e", "noted_at": 1, "outcome": "restored"});
+            record.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+            let record: RestoreRecord = serde_json::from_value(record).unwrap();
+            (outcome(&record), taker(&record))
+        };
+        for (fields, said, who) in [
+            (serde_json::json!({"sequence": "seq-1"}), "restored", "seq-1"),
+            (serde_json::json!({"outcome": "partly", "request": "r-1", "requests": 1}), "taken in part", "r-1"),
+            (serde_json::json!({"outcome": "not-taken", "reason": "fill-late", "requests": 2}), "not taken: fill-late", "2 requests"),
+            (
+                serde_json::json!({"outcome": "not-taken", "reason": "fill-failed", "error": "no", "request": "r-2"}),
+                "not taken: fill-failed: no",
+                "r-2",
+            ),
+            (serde_json::json!({"outcome": "failed", "error": "no such tag", "code": "tag_unknown"}), "failed: no such tag", ""),
+        ] {
+            assert_eq!(record(fields), (said.to_owned(), who.to_owned()));
+        }
+    }
 
     #[test]
     fn requests_that_took_nothing_are_listed_by_reason() {

@@ -70,6 +70,7 @@ pub async fn run(context: &mut Context, command: Command) -> Result<(), Failure>
         Command::Sequences(args) => agent::sequences(context, args).await,
         Command::Snapshot(args) => capture::snapshot(context, args).await,
         Command::Restore(args) => capture::restore(context, args).await,
+        Command::Restores(args) => agent::restores(context, args).await,
         Command::Match(args) => matching::run(context, args).await,
         Command::Pushes(at) => agent::pushes(context, at).await,
         Command::Drain(args) => drain::run(context, args).await,

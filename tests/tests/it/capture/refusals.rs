@@ -97,6 +97,45 @@ fn a_bit_that_flips_in_the_local_store_is_found() {
 }
 
 #[test]
+fn restores_are_listed_with_what_became_of_them() {
+    let scene = scene(Model::Hybrid, &[]);
+    let there = scene.b.engine("there", Model::Hybrid, &[]);
+    let _other = scene.b.engine("other", Model::Hybrid, &["--seed", "99"]);
+    let none = scene.b.pf.run(&["restores"]).ok();
+    assert!(none.stdout.contains("remembers no restore"), "{none:?}");
+    let report = scene.b.restore("team/agent:x", "there");
+    let refused = scene.b.try_restore("team/agent:x", "other");
+    assert_eq!(refused.code, 4, "{refused:?}");
+
+    let listed = scene.b.pf.json(&["restores"]);
+    let records = listed["restores"].as_array().unwrap();
+    let [failed, done] = &records[..] else { panic!("two restores in {listed}") };
+    assert!(failed["engine"] == "other" && failed["outcome"] == "failed", "{listed}");
+    assert_eq!(failed["code"], "fingerprint_mismatch", "{listed}");
+    assert!(done["engine"] == "there" && done["outcome"] == "restored", "{listed}");
+    for (field, of_report) in [
+        ("digest", "digest"),
+        ("sequence", "sequence"),
+        ("position", "boundary"),
+        ("pages_filled", "pages"),
+        ("written_bytes", "written_bytes"),
+    ] {
+        assert_eq!(done[field], report[of_report], "{field} of {listed}, {report}");
+    }
+    let one = scene.b.pf.json(&["restores", "--limit", "1"]);
+    assert_eq!(one["restores"].as_array().unwrap()[..], records[..1], "the last one");
+
+    let table = scene.b.pf.run(&["restores", "there"]).ok().stdout;
+    let lines: Vec<&str> = table.lines().collect();
+    assert!(lines.len() == 2 && lines[0].starts_with("WHEN") && lines[1].contains("  restored  "), "{table}");
+    assert_eq!(scene.b.pf.run(&["restores", "nobody"]).code, 5);
+    // An engine is remembered when it has gone.
+    drop(there);
+    let gone = scene.b.pf.run(&["restores", "there"]).ok();
+    assert!(gone.stdout.contains("  restored  "), "{gone:?}");
+}
+
+#[test]
 fn what_is_not_there_is_said() {
     let scene = scene(Model::Hybrid, &[]);
     for (reference, engine) in [("team/agent:nope", "here"), ("team/nobody:x", "here"), ("team/agent:x", "nobody")] {
