@@ -23,7 +23,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::{Semaphore, SemaphorePermit, oneshot};
 
 /// Readers at a time.
 pub(super) const READERS: usize = 4;
@@ -105,6 +105,7 @@ impl Database {
                                 readers,
                                 checkpointer,
                                 begins_anew: false,
+                                empties_log: false,
                                 written_before: 0,
                                 rows_written: &counter,
                             }
@@ -288,15 +289,21 @@ fn in_savepoint(tx: &mut SqliteTx, job: Work) -> Result<Value> {
     }
 }
 
-/// Whether this failure of a transaction stays until all connections were closed.
-///
-/// One is a database that was read-only. The other is a failed fsync of the log: the kernel counts
-/// pages as written that are not on disk, and among them are those of commits that did not wait.
-/// Later commits would be durable only as far as these pages are. The last connection that is
-/// closed copies the log into the database file and removes it.
+/// Whether this failure of a transaction stays until all connections were closed: the database was
+/// read-only, or the log is to be emptied.
 fn needs_new_connections(error: &rusqlite::Error) -> bool {
-    let codes = error.sqlite_error();
-    codes.is_some_and(|e| e.code == rusqlite::ErrorCode::ReadOnly || e.extended_code == rusqlite::ffi::SQLITE_IOERR_FSYNC)
+    error.sqlite_error_code() == Some(rusqlite::ErrorCode::ReadOnly) || needs_new_log(error)
+}
+
+/// Whether an fsync of the log has failed. The kernel counts pages as written then that are not on
+/// disk, and among them are those of commits that did not wait. Later commits would be durable only
+/// as far as these pages are.
+///
+/// The last connection that is closed copies the log into the database file and removes it. Another
+/// process, or a WAL checkpoint in this one, may have the database open: so it is not enough that
+/// this process closes its connections.
+fn needs_new_log(error: &rusqlite::Error) -> bool {
+    error.sqlite_error().is_some_and(|e| e.extended_code == rusqlite::ffi::SQLITE_IOERR_FSYNC)
 }
 
 /// A connection for the writer.
@@ -311,17 +318,18 @@ struct Writer<'a> {
     checkpointer: Option<Checkpointer>,
     /// Whether all connections are to be closed before the next transaction.
     begins_anew: bool,
+    /// Whether the log is to be emptied before the next transaction.
+    empties_log: bool,
     /// Rows that earlier connections wrote.
     written_before: u64,
     rows_written: &'a AtomicU64,
 }
 
-impl Writer<'_> {
+impl<'a> Writer<'a> {
     fn run(mut self, queue: &mpsc::Receiver<Job>) {
         while let Ok(first) = self.next(queue) {
-            if self.current.as_ref().is_none_or(|tx| self.begins_anew || is_read_only(tx)) {
-                self.close_all();
-            }
+            let is_closed = self.current.as_ref().is_none_or(|tx| self.begins_anew || is_read_only(tx));
+            let no_reads = if is_closed { self.close_all().filter(|_| self.empties_log) } else { None };
             let files = self.readers.map(|readers| &readers.files);
             let connection = match self.current.take().map_or_else(|| connect(files).map(SqliteTx::on), Ok) {
                 Ok(connection) => self.current.insert(connection),
@@ -330,12 +338,24 @@ impl Writer<'_> {
                     continue;
                 }
             };
+            if self.empties_log {
+                match checkpoint::cut(connection) {
+                    Ok(true) => self.empties_log = false,
+                    failed => {
+                        let reason = failed.err().map_or_else(|| "it is in use".to_owned(), |error| error.to_string());
+                        (first.run)(None)(Some(&format!("an fsync of the log failed, and it cannot be emptied yet: {reason}")));
+                        continue;
+                    }
+                }
+            }
+            drop(no_reads);
             let (replies, failure) = transact(connection, first, queue);
             self.rows_written.store(self.written_before + connection.total_changes(), Ordering::Relaxed);
             if let Some(files) = files {
                 files.save_space(connection);
             }
             self.begins_anew = failure.as_ref().is_some_and(needs_new_connections);
+            self.empties_log = failure.as_ref().is_some_and(needs_new_log);
             let reason = failure.map(|e| e.to_string());
             for reply in replies {
                 reply(reason.as_deref());
@@ -385,15 +405,16 @@ impl Writer<'_> {
 
     /// Closes the connections of readers as well. A process's connections share what SQLite knows
     /// of the log. If one of them was opened while the disk was read-only, that stays read-only
-    /// until the last of them is closed.
-    fn close_all(&mut self) {
+    /// until the last of them is closed. No read begins before the permit is dropped.
+    fn close_all(&mut self) -> Option<SemaphorePermit<'a>> {
         // Later reads wait behind this, so it takes only as long as the current reads.
-        let _all = self.readers.map(|readers| {
+        let all = self.readers.and_then(|readers| {
             let all = futures::executor::block_on(readers.permits.acquire_many(READERS as u32));
             readers.idle.lock().clear();
-            all
+            all.ok()
         });
         self.close();
+        all
     }
 
     fn close(&mut self) {

@@ -50,15 +50,17 @@ pub(super) fn watch(writer: &Connection, worth: c_int) {
 }
 
 /// Runs a WAL checkpoint of the complete log and truncates the log, so that its bytes are free.
-/// Does not wait for readers: while a reader needs the log, the log keeps its length.
-pub(super) fn cut(writer: &Connection) -> rusqlite::Result<()> {
+/// Does not wait for readers: while a reader needs the log, the log keeps its length. Returns
+/// whether the log is empty.
+pub(super) fn cut(writer: &Connection) -> rusqlite::Result<bool> {
     writer.busy_timeout(Duration::ZERO)?;
     let busy: rusqlite::Result<i64> = writer.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |row| row.get(0));
     writer.busy_timeout(super::files::BUSY_TIMEOUT)?;
-    if busy? == 0 {
+    let is_empty = busy? == 0;
+    if is_empty {
         PAGES_IN_LOG.set(0);
     }
-    Ok(())
+    Ok(is_empty)
 }
 
 /// Shortest time between two log lines about WAL checkpoints that fail.

@@ -175,7 +175,7 @@ impl Files {
         }
         while self.log_bytes() > 0 {
             match checkpoint::cut(writer) {
-                Ok(()) => break,
+                Ok(_) => break,
                 // The database must grow by what is in the log, and the log then gives back more.
                 Err(error) if error.sqlite_error_code() == Some(ErrorCode::DiskFull) && self.room.give(PAGES) => {}
                 Err(error) => {

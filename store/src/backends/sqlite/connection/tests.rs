@@ -132,9 +132,60 @@ fn no_commit_follows_in_a_log_whose_fsync_failed() {
     let failure = |code| rusqlite::Error::SqliteFailure(rusqlite::ffi::Error::new(code), None);
     assert!(needs_new_connections(&failure(rusqlite::ffi::SQLITE_IOERR_FSYNC)), "it may have lost commits that did not wait");
     assert!(needs_new_connections(&failure(rusqlite::ffi::SQLITE_READONLY)));
+    assert!(!needs_new_log(&failure(rusqlite::ffi::SQLITE_READONLY)), "the log is as it was");
     for code in [rusqlite::ffi::SQLITE_FULL, rusqlite::ffi::SQLITE_IOERR_WRITE, rusqlite::ffi::SQLITE_BUSY] {
         assert!(!needs_new_connections(&failure(code)), "{code}");
     }
+}
+
+#[test]
+fn a_log_whose_fsync_failed_is_emptied_before_the_next_commit_although_others_have_it_open() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("metadata.sqlite");
+    let readers =
+        Readers { files: Files::at(path.clone(), None, 8_000), idle: Mutex::default(), permits: Arc::new(Semaphore::new(READERS)) };
+    drop(readers.files.open().map_err(Error::from).expect("a new file"));
+    // As in another process: a read that needs the log.
+    let other = Connection::open(&path).expect("it opens");
+    other.execute_batch("CREATE TABLE kept (what TEXT); BEGIN").expect("a table");
+    let count = |connection: &Connection| connection.query_row("SELECT count(*) FROM kept", [], |row| row.get::<_, i64>(0));
+    assert_eq!(count(&other).expect("it reads"), 0);
+    let log = || std::fs::metadata(dir.path().join("metadata.sqlite-wal")).expect("it is there").len();
+    let (answers, answered) = channel::<(bool, Option<String>)>();
+    let job = || {
+        let answers = answers.clone();
+        let run = move |connection: Option<&mut SqliteTx>| -> Reply {
+            let ran = connection.is_some();
+            Box::new(move |failure: Option<&str>| drop(answers.send((ran, failure.map(str::to_owned)))))
+        };
+        Job { run: Box::new(run), may_be_undone: false }
+    };
+    let rows_written = AtomicU64::new(0);
+    let (readers, rows_written) = (&readers, &rows_written);
+    std::thread::scope(|scope| {
+        let (jobs, queue) = channel::<Job>();
+        scope.spawn(move || {
+            let failed = Writer {
+                current: None,
+                readers: Some(readers),
+                checkpointer: None,
+                begins_anew: true,
+                empties_log: true,
+                written_before: 0,
+                rows_written,
+            };
+            failed.run(&queue);
+        });
+        jobs.send(job()).expect("it runs");
+        let (ran, failure) = answered.recv().expect("an answer");
+        assert!(!ran && failure.as_ref().is_some_and(|reason| reason.contains("fsync")), "{ran} {failure:?}");
+        assert!(log() > 0);
+        other.execute_batch("COMMIT").expect("it ends");
+        jobs.send(job()).expect("it runs");
+        assert_eq!(answered.recv().expect("an answer"), (true, None));
+        assert_eq!(log(), 0, "nothing follows what may not be on disk");
+    });
+    assert_eq!(count(&other).expect("nothing is lost"), 0);
 }
 
 impl Database {
