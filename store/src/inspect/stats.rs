@@ -149,7 +149,7 @@ impl Store {
     }
 
     /// The snapshots of an agent. Reads the configurations of those whose agent is not in the
-    /// tables yet; one that cannot be read is left out.
+    /// tables yet; one that is damaged is left out.
     async fn of_agent(&self, repository: &RepositoryName, agent: &str) -> Result<Vec<Digest>> {
         let mut after = 0;
         loop {
@@ -163,7 +163,8 @@ impl Store {
                     Err(Error::Format(_)) => agents.push((id, String::new())),
                     // Deleted since it was listed.
                     Err(Error::BlobUnknown { .. }) => {}
-                    Err(error @ Error::Unavailable { .. }) => return Err(error),
+                    // It would be missing in this answer, and not in the next one.
+                    Err(error) if error.code().retryable() => return Err(error),
                     Err(error) => tracing::warn!(%error, %digest, "reading the agent of a snapshot failed"),
                 }
             }

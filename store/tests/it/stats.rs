@@ -2,6 +2,7 @@
 
 use crate::common::rig::{Backend, Rig};
 use crate::common::{pieces, property};
+use futures::future::BoxFuture;
 use pfr_schema::api::Freed;
 use pfr_schema::codec::Codec;
 use pfr_schema::container::Child;
@@ -10,11 +11,14 @@ use pfr_schema::run::Shape;
 use pfr_schema::snapshot::SnapshotConfig;
 use pfr_schema::{Digest, ErrorCode, Kind, RepositoryName};
 use pfr_store::{
-    Budget, Commit, Metadata, NewContainer, NewFrame, ObjectId, ObjectRow, PackSizes, PushId, SnapshotRow, StatsFilter, Store, TagMove,
+    Budget, Commit, Error, Metadata, NewContainer, NewFrame, ObjectId, ObjectRow, PackSizes, PushId, SnapshotRow, StatsFilter, Store,
+    TagMove,
 };
 use pfr_testkit::snapshot;
+use pfr_testkit::storage::{Moment, watched};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 on_backends!([memory = Memory, sqlite = SqliteDisk, postgres = PostgresDisk]:
@@ -334,4 +338,24 @@ async fn statistics_of_a_fork_tree_and_of_an_agent_count_their_snapshots_alone(o
         assert_eq!(found, HashSet::from([right, end]));
         assert!(new.metadata.unread_agents(name(0), 0, 10).await.unwrap().is_empty(), "they are read once");
     }
+}
+
+#[tokio::test]
+async fn snapshots_whose_agent_cannot_be_read_now_are_not_left_out_of_an_answer() {
+    let rig = Rig::new(Backend::SqliteDisk).await;
+    let snapshot = pushed(&rig.store, &[1, 2], Some("a"), vec![]).await;
+    // As a version before agents would have committed it.
+    rig.sql("UPDATE manifests SET agent = NULL");
+    let say = |moment: Moment| -> BoxFuture<'static, object_store::Result<()>> {
+        Box::pin(async move {
+            let denied = Box::new(std::io::Error::from(std::io::ErrorKind::PermissionDenied));
+            if moment == Moment::Get { Err(object_store::Error::Generic { store: "test", source: denied }) } else { Ok(()) }
+        })
+    };
+    let store = Store::new(watched(Arc::clone(&rig.packs), Arc::new(say)), Arc::clone(&rig.metadata), rig.options());
+    let filter = StatsFilter { below: None, agent: Some("a".into()) };
+    let refused = store.stats_of(&name(0), &filter).await.unwrap_err();
+    assert!(matches!(refused, Error::NotPermitted { .. }), "{refused}");
+    let found = rig.store.stats_of(&name(0), &filter).await.unwrap();
+    assert_eq!(found.snapshots.iter().map(|one| one.digest).collect::<Vec<_>>(), [snapshot]);
 }
