@@ -71,15 +71,15 @@ impl Remote {
 
     /// [`Self::send`] for an answer that takes the registry hours, parsed.
     pub(super) async fn proof<T: DeserializeOwned>(&self, build: impl Fn() -> RequestBuilder) -> Result<T> {
-        self.slow(PROOF_TIMEOUT, build).await
+        self.patiently(PROOF_TIMEOUT, build).await
     }
 
     /// [`Self::send`] for an answer that takes the registry minutes, parsed.
     pub(super) async fn count<T: DeserializeOwned>(&self, build: impl Fn() -> RequestBuilder) -> Result<T> {
-        self.slow(COUNT_TIMEOUT, build).await
+        self.patiently(COUNT_TIMEOUT, build).await
     }
 
-    async fn slow<T: DeserializeOwned>(&self, timeout: Duration, build: impl Fn() -> RequestBuilder) -> Result<T> {
+    async fn patiently<T: DeserializeOwned>(&self, timeout: Duration, build: impl Fn() -> RequestBuilder) -> Result<T> {
         let response = self.send(timeout, build).await?;
         self.parse(&self.read(response, ANSWER).await?)
     }
