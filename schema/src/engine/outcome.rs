@@ -83,7 +83,8 @@ pub enum Taking {
     SaveDroppedBudget,
     /// Automatic mode: a turn was not saved, its request had no user for the template.
     SaveDroppedName,
-    /// Automatic mode: a turn was not saved, engine or agent refused.
+    /// A turn was not saved, engine or agent refused: in automatic mode, or although its request
+    /// asked for that.
     SaveDroppedRefused,
 }
 
@@ -118,7 +119,7 @@ impl Taking {
         }
     }
 
-    /// Whether it counts what automatic mode did.
+    /// Whether it counts what automatic mode did, or a save that was refused.
     #[must_use]
     pub const fn is_automatic(self) -> bool {
         use Taking::{

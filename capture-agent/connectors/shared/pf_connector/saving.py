@@ -13,6 +13,7 @@ from . import tally as became
 from .holding import Holds
 from .layout import Unsupported
 from .member import Member
+from .tally import Tally
 from .wishes import KEY, Wishes
 
 log = logging.getLogger("pf_connector")
@@ -28,9 +29,10 @@ token position; `None` if it is not saved."""
 class Saves:
     """The saves of an engine. All on the scheduler's thread."""
 
-    def __init__(self, member: Member, holds: Holds) -> None:
+    def __init__(self, member: Member, holds: Holds, tally: Tally) -> None:
         self._member = member
         self._holds = holds
+        self._tally = tally
         self._epoch = secrets.token_hex(8)
         self._ticket = 0
 
@@ -64,6 +66,8 @@ class Saves:
         except Unsupported as error:
             asked = wishes.save is not None or wishes.keep is not None
             log.log(logging.WARNING if asked else logging.DEBUG, "request %s is not kept: %s", request, error)
+            if wishes.save is not None:
+                self._tally.add(became.SAVE_REFUSED, request)
             return {"reason": str(error)}
         if ticket is None:
             return {"position": position}
@@ -82,10 +86,9 @@ class Saves:
         wishes: Wishes,
         resumed: str | None,
         budget: dict[str, int] | None = None,
-        dropped: Callable[[str], None] = lambda reason: None,
     ) -> None:
         """Asks the agent to save a request that is kept. With a budget, even an empty one, the
-        agent may drop it; then `dropped` is called with the reason, on another thread."""
+        agent may drop it. A save that is dropped or refused is counted."""
         args: dict[str, Any] = {"ticket": ticket, "sequence": name, "reference": wishes.save, "push": wishes.push}
         if budget is not None:
             args["automatic"] = budget
@@ -95,9 +98,9 @@ class Saves:
         def answered(future: Future[dict[str, Any]]) -> None:
             if (error := future.exception()) is not None:
                 self._holds.save_refused(name, ticket, str(error) if budget is not None else error)
-                dropped(became.SAVE_REFUSED)
+                self._tally.add(became.SAVE_REFUSED, name)
             elif (reason := future.result().get("dropped")) is not None:
                 self._holds.save_refused(name, ticket, f"dropped: {reason}")
-                dropped(became.SAVE_BUDGET if reason == "budget" else became.SAVE_BEHIND)
+                self._tally.add(became.SAVE_BUDGET if reason == "budget" else became.SAVE_BEHIND, name)
 
         self._member.submit("save", args).add_done_callback(answered)

@@ -91,6 +91,9 @@ class Case(unittest.TestCase):
             time.sleep(0.005)
         return found
 
+    def counts(self) -> dict[str, int]:
+        return dict(self.scheduler.tally.counts)
+
     def asks(self, call: str, **args: Any) -> list[dict[str, Any]]:
         """A call of the agent, from a thread; the list gets its answer."""
         answers: list[dict[str, Any]] = []
@@ -395,6 +398,7 @@ class Ended(Case):
             self.saved(wanting(save="a/b:c"))
             self.until(lambda: (self.step(), not self.pool.held())[1])
         self.assertIn("256 saves", logs.output[0])
+        self.until(lambda: self.counts() == {"save-dropped-refused": 1})
 
     def test_what_cannot_be_saved_is_said_in_the_response(self) -> None:
         for changed, word in (
@@ -415,6 +419,7 @@ class Ended(Case):
         one = wanting(save="a/b:c")
         self.scheduler.add(one)
         self.assertIn("no capture agent", self.ended(one)["save"]["reason"])
+        self.assertEqual(self.counts(), {"save-dropped-refused": 4})
 
     def test_between_turns_a_sequence_is_kept_as_long_as_the_engine_says(self) -> None:
         self.assertIsNone(self.saved(request(name="plain")), "the response says nothing that was not asked for")
@@ -468,6 +473,7 @@ class Ended(Case):
         for number in range(20):
             self.saved(request(name=f"kept-{number}"))
         self.assertLessEqual(sum(block.users for block in self.pool.blocks), 50)
+        self.assertEqual(self.counts(), {}, "no request asked for a save")
 
 
 class AutomaticSaves(Case):
@@ -495,9 +501,6 @@ class AutomaticSaves(Case):
             for copy in self.step():
                 self.ack(copy)
             time.sleep(0.01)
-
-    def counts(self) -> dict[str, int]:
-        return dict(self.scheduler.tally.counts)
 
     def test_a_turn_is_saved_under_the_template_and_the_response_says_nothing_of_it(self) -> None:
         self.assertIsNone(self.turn())

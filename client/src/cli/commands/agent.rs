@@ -149,11 +149,11 @@ pub fn print_engines(out: &mut Out, answer: &Engines) -> Result<(), Failure> {
     }
     out.table(&table)?;
     print_staged(out, answer)?;
-    print_automatic(out, answer)
+    print_turns(out, answer)
 }
 
-/// Writes what automatic mode did, for each engine that has it.
-fn print_automatic(out: &mut Out, answer: &Engines) -> Result<(), Failure> {
+/// Writes what became of turns: what automatic mode did, and refused saves.
+fn print_turns(out: &mut Out, answer: &Engines) -> Result<(), Failure> {
     for e in &answer.engines {
         let mut counts: BTreeMap<Taking, u64> = BTreeMap::new();
         for (what, count) in e.staged.iter().flat_map(|ready| &ready.outcomes).chain(&e.outcomes) {
@@ -163,7 +163,7 @@ fn print_automatic(out: &mut Out, answer: &Engines) -> Result<(), Failure> {
         }
         if !counts.is_empty() {
             let counts: Vec<String> = counts.iter().map(|(what, count)| format!("{} {}", number(*count), what.name())).collect();
-            out.line(format!("automatic mode of {}: {}", one_line(&e.engine), counts.join(", ")))?;
+            out.line(format!("turns of {}: {}", one_line(&e.engine), counts.join(", ")))?;
         }
     }
     Ok(())

@@ -74,7 +74,7 @@ class Engine:
         self.member = Member(who.socket, registration, calls, descriptors=descriptors, prepare=self._prepare, on_lost=self._lost)
         self.tally = Tally(self.member)
         self._asker = Asker(self.member, self.tally, limits)
-        self._saves = Saves(self.member, self.holds)
+        self._saves = Saves(self.member, self.holds, self.tally)
         self._resumes = Resumes(scheduler, self._tree, self.member, self._asker, self.tally, limits)
 
     @classmethod

@@ -123,7 +123,7 @@ class Scheduler:
         self.tally = Tally(self.member)
         self._asker = Asker(self.member, self.tally, limits)
         self._fillings = Fillings(self.member, limits.fill)
-        self._saves = Saves(self.member, self.holds)
+        self._saves = Saves(self.member, self.holds, self.tally)
 
     def bind(self, manager: Any) -> None:
         """The cache manager knows the block tables. From now on the agent may ask."""
@@ -201,7 +201,7 @@ class Scheduler:
         tag = f"auto-{int(time.time() * 1000):013d}-{epoch[:6]}-{number}"
         turn = Wishes(save=f"{repository}:{tag}", push=auto.push, parent=wishes.parent)
         budget = {} if auto.bytes_per_second is None else {"bytes_per_second": int(max(1, auto.bytes_per_second))}
-        self._saves.save(name, ticket, turn, resumed, budget, lambda reason: self.tally.add(reason, name))
+        self._saves.save(name, ticket, turn, resumed, budget)
         return position
 
     @staticmethod
