@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from outcome import Outcome
-from processes import Host, Registry, Server, fresh, note
+from processes import PROCESSORS, Host, Registry, Server, fresh, note
 from streams import Stream
 from vllm_check import write_model
 
@@ -39,10 +39,6 @@ SETTLE = 1.5
 """Seconds between runs: vLLM's processes look for work without pause for a second."""
 ARGS = ["--skip-tokenizer-init", "--dtype", "bfloat16", "--max-model-len", "2048", "--enforce-eager", "--max-num-seqs", "8"]
 ARGS += ["--block-size", "32", "--seed", "0"]
-PROCESSORS = {"VLLM_CPU_NUM_OF_RESERVED_CPU": "1"}
-"""Processors that the model leaves to vLLM's other processes. On the CPU, vLLM leaves one more if
-there is a connector. If none is left for the model then, it leaves none at all, and the threads of
-the model wait for each other."""
 
 
 @dataclass

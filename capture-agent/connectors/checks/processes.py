@@ -9,6 +9,7 @@ import queue
 import re
 import shutil
 import signal
+import socket
 import socketserver
 import subprocess
 import sys
@@ -28,6 +29,10 @@ from pf_connector.agent import Refused, request  # noqa: E402
 
 TIMEOUT = 300.0
 """Timeout of every wait, in seconds: engines start slowly on two cores."""
+PROCESSORS = {"VLLM_CPU_NUM_OF_RESERVED_CPU": "1"}
+"""Processors that the model leaves to vLLM's other processes. On the CPU, vLLM leaves one more if
+there is a connector. If none is left for the model then, it leaves none at all, and the threads of
+the model wait for each other. For servers that are compared with one without connector."""
 
 
 class Stopped(Exception):
@@ -156,6 +161,15 @@ class Host:
 
         found: dict[str, Any] = wait_for(f"save {ticket}", look, self.agent.alive)
         return found
+
+    def counts(self, metric: str, label: str) -> dict[str, int]:
+        """A counter of the agent's metrics, by the values of one of its labels."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            sock.connect(str(self.control))
+            sock.sendall(b"GET /metrics HTTP/1.0\r\nhost: agent\r\n\r\n")
+            text = b"".join(iter(lambda: sock.recv(1 << 16), b"")).decode()
+        found = re.findall(rf'^{metric}\{{[^}}]*{label}="([^"]+)"[^}}]*\}} (\S+)$', text, re.MULTILINE)
+        return {value: int(float(count)) for value, count in found}
 
     def wait_pushed(self) -> None:
         """Waits until the registry has everything."""
@@ -301,10 +315,20 @@ class Server(Child):
         except OSError:
             return False
 
-    def complete(self, prompt: list[int], count: int, *, salt: str | None = None, pf: dict[str, Any] | None = None) -> dict[str, Any]:
-        """A completion of exactly `count` tokens, greedily, with log-probabilities."""
+    def metric(self, name: str) -> float:
+        """A metric of vLLM, summed over its labels."""
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=TIMEOUT) as answer:
+            text = answer.read().decode()
+        return sum(float(value) for value in re.findall(rf"^{name}(?:\{{.*\}})? (\S+)$", text, re.MULTILINE))
+
+    def complete(
+        self, prompt: list[int], count: int, *, salt: str | None = None, pf: dict[str, Any] | None = None, stop: int | None = None
+    ) -> dict[str, Any]:
+        """A completion of exactly `count` tokens, or until the token `stop`, greedily, with
+        log-probabilities."""
         body: dict[str, Any] = {"model": "m", "prompt": prompt, "max_tokens": count, "temperature": 0, "ignore_eos": True, "logprobs": 1}
         body |= {"return_token_ids": True} | ({"cache_salt": salt} if salt else {}) | ({"kv_transfer_params": {"pf": pf}} if pf else {})
+        body |= {} if stop is None else {"stop_token_ids": [stop]}
         data, kind = json.dumps(body).encode(), {"content-type": "application/json"}
         request = urllib.request.Request(f"{self.url}/v1/completions", data, kind, method="POST")
         try:

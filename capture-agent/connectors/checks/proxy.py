@@ -1,8 +1,9 @@
-"""A proxy between an engine and its agent, for two faults.
+"""A proxy between an engine and its agent, for three faults.
 
 It can remove groups from the engine's messages: the agent then captures a hybrid model without its
 recurrent state, as with a connector that does not know about that state. And it can refuse `fill`:
-the engine then has to free blocks that it has already allocated.
+the engine then has to free blocks that it has already allocated. And it can keep back the answers
+to `hold`: the agent then copies blocks that the engine has held for a while.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ class Proxy:
         self.omit = ""
         """Removes the groups whose names start with this; empty removes none."""
         self.refuse_fill = False
+        self.passes_holds = threading.Event()
+        """Answers to `hold` wait while it is clear."""
+        self.passes_holds.set()
         self._agent = str(agent)
         self._open: list[socket.socket] = []
         self._lock = threading.Lock()
@@ -44,6 +48,7 @@ class Proxy:
     def close(self) -> None:
         """Stops listening and closes all connections."""
         self._server.close()
+        self.passes_holds.set()
         self.cut()
 
     def _accept(self) -> None:
@@ -61,11 +66,10 @@ class Proxy:
                 with self._lock:
                     self._open += [engine, agent]
                 self._register(engine, agent)
-                # Two threads write to the engine: the agent's messages, and refusals by the proxy.
-                speaking = threading.Lock()
-                back = threading.Thread(target=self._pump, args=(agent, engine, speaking, False), daemon=True)
+                session = _Session(engine, agent)
+                back = threading.Thread(target=self._pump, args=(session, False), daemon=True)
                 back.start()
-                self._pump(engine, agent, speaking, True)
+                self._pump(session, True)
                 back.join()
             except OSError:
                 pass
@@ -85,29 +89,43 @@ class Proxy:
             for fd in descriptors:
                 os.close(fd)
 
-    def _pump(self, source: socket.socket, target: socket.socket, speaking: threading.Lock, from_engine: bool) -> None:
+    def _pump(self, session: _Session, from_engine: bool) -> None:
+        engine, agent = session.engine, session.agent
+        source, target = (engine, agent) if from_engine else (agent, engine)
         try:
             while (body := receive_body(source)) is not None:
                 if body[:1] == bytes([MATCH_KEYS]):
-                    _send_body(target, body)
+                    with session.to_agent:
+                        _send_body(agent, body)
                     continue
                 message, tokens = _parts(body)
                 if not from_engine:
-                    with speaking:
-                        _forward(target, message, tokens)
+                    if message.get("call") == "hold":
+                        session.holds.add(message["id"])
+                    with session.to_engine:
+                        _forward(engine, message, tokens)
                 elif self.refuse_fill and message.get("call") == "fill":
                     error = {"code": "live_mismatch", "detail": "refused by the check"}
-                    with speaking:
-                        send(source, {"id": message["id"], "error": error})
+                    with session.to_engine:
+                        send(engine, {"id": message["id"], "error": error})
+                elif "call" not in message and message.get("id") in session.holds and not self.passes_holds.is_set():
+                    threading.Thread(target=self._later, args=(session, message, tokens), daemon=True).start()
                 else:
                     if self.omit:
                         self._strip(message)
-                    _forward(target, message, tokens)
+                    with session.to_agent:
+                        _forward(agent, message, tokens)
         except OSError:
             pass
         finally:
             _shut(source)
             _shut(target)
+
+    def _later(self, session: _Session, message: dict[str, Any], tokens: bytes | None) -> None:
+        """Passes an answer on when answers to `hold` may pass. Other messages go ahead of it."""
+        self.passes_holds.wait()
+        with contextlib.suppress(OSError), session.to_agent:
+            _forward(session.agent, message, tokens)
 
     def _strip(self, message: dict[str, Any]) -> None:
         answer = message.get("ok") or {}
@@ -115,6 +133,16 @@ class Proxy:
         for sequence in [answer, *answer.get("sequences", [])]:
             if "blocks" in sequence:
                 sequence["blocks"] = {name: row for name, row in sequence["blocks"].items() if not name.startswith(self.omit)}
+
+
+class _Session:
+    """The two connections of one member. Several threads write to each."""
+
+    def __init__(self, engine: socket.socket, agent: socket.socket) -> None:
+        self.engine, self.agent = engine, agent
+        self.to_engine, self.to_agent = threading.Lock(), threading.Lock()
+        self.holds: set[int] = set()
+        """Numbers of the agent's calls of `hold`."""
 
 
 class _Replay:

@@ -25,6 +25,8 @@ CHECKS = (
     "vllm-server",
     "vllm-server-hybrid",
     "vllm-automatic",
+    "vllm-automatic-hybrid",
+    "vllm-preemption",
     "vllm-hung",
     "vllm-reshard",
     "sglang",
@@ -58,8 +60,10 @@ def main() -> int:
     from sglang_check import check as check_sglang
     from transformers_check import check as check_transformers
     from vllm_automatic_check import check as check_automatic
+    from vllm_automatic_hybrid_check import check as check_automatic_hybrid
     from vllm_check import check as check_vllm
     from vllm_hung_check import check as check_hung
+    from vllm_preemption_check import check as check_preemption
     from vllm_reshard import FOUR
     from vllm_reshard import check as check_reshard
     from vllm_server_check import check as check_server
@@ -74,6 +78,10 @@ def main() -> int:
                 outcomes = check_server("hybrid" if name.endswith("hybrid") else "dense", args.python, args.binaries, folder)
             elif name == "vllm-automatic":
                 outcomes = check_automatic(args.python, args.binaries, folder)
+            elif name == "vllm-automatic-hybrid":
+                outcomes = check_automatic_hybrid(args.python, args.binaries, folder)
+            elif name == "vllm-preemption":
+                outcomes = check_preemption(args.python, args.binaries, folder)
             elif name == "vllm-hung":
                 outcomes = check_hung(args.python, args.binaries, folder)
             elif name.startswith("sglang"):

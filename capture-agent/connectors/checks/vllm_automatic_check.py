@@ -5,15 +5,13 @@ resume from the snapshots in the registry, each at the deepest position that its
 from __future__ import annotations
 
 import random
-import re
-import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from outcome import Outcome
-from processes import Host, Registry, Server, fresh, note, wait_for
+from processes import PROCESSORS, Host, Registry, Server, fresh, note, wait_for
 from vllm_check import write_model
 from vllm_server_check import Tokens
 
@@ -49,26 +47,25 @@ class Conversation:
         self.tokens += answer.ids
 
 
-class _Check:
-    def __init__(self, python: str, binaries: Path, folder: Path) -> None:
+class Automatic:
+    """A registry, and hosts and servers in automatic mode, one after another."""
+
+    def __init__(self, python: str, binaries: Path, folder: Path, kind: str, args: list[str]) -> None:
+        """`kind` is the model, `args` are further options of the servers."""
+        fresh(folder)
         self.python, self.binaries, self.folder = python, binaries, folder
         self.registry = Registry(binaries, folder / "registry")
-        note("automatic: writing a model with random weights")
-        self.model = write_model(python, folder / "model", "dense")
-        self.prompts: dict[str, list[list[int]]] = {user: [] for user in USERS}
-        self.expected: dict[str, list[Tokens]] = {}
-        self.ends: dict[str, int] = {}
-        """Where the last save of each user ends."""
+        note(f"automatic: writing a {kind} model with random weights")
+        self.model = write_model(python, folder / "model", kind)
+        self.args = ["--max-model-len", "2048", "--enforce-eager", "--max-num-seqs", "8", "--seed", "0"]
+        self.args += ["--enable-prompt-tokens-details", "--enable-prefix-caching", *args]
 
     @contextmanager
     def server(self, host: Host, name: str, engine: str | None = ENGINE, **auto: Any) -> Iterator[Server]:
-        # The model computes in float32. With 16 bits, the same tokens in another batch may be
-        # rounded so differently that the engine chooses another token.
-        args = ["--dtype", "float32", "--max-model-len", "2048", "--enforce-eager", "--max-num-seqs", "8", "--seed", "0"]
-        args += ["--enable-prompt-tokens-details", "--enable-prefix-caching", "--block-size", str(BLOCK)]
+        """An OpenAI server; `auto` are settings of its automatic mode."""
         settings: dict[str, Any] = {"repository": "agents/{user}", "least": LEAST, "match_limit": 60, **auto}
         note(f"automatic: starting an OpenAI server, {name}")
-        server = Server(self.python, self.folder / name, self.model, engine, host.engines, args, auto=settings)
+        server = Server(self.python, self.folder / name, self.model, engine, host.engines, self.args, PROCESSORS, auto=settings)
         try:
             server.wait_ready()
             if engine is not None:
@@ -79,11 +76,47 @@ class _Check:
 
     @contextmanager
     def host(self, name: str) -> Iterator[Host]:
+        """A host with an agent."""
         host = Host(f"host {name}", self.binaries, self.folder / name, self.registry.url)
         try:
             yield host
         finally:
             host.stop()
+
+    def saved(self, host: Host, count: int) -> list[dict[str, Any]]:
+        """Waits until there are `count` saves and all have ended. Returns the saves."""
+
+        def look() -> list[dict[str, Any]] | None:
+            saves: list[dict[str, Any]] = host.pf("sequences", ENGINE)["saves"]
+            return saves if len(saves) >= count and all(one["state"] != "pending" for one in saves) else None
+
+        found: list[dict[str, Any]] = wait_for(f"{count} saves", look, host.agent.alive)
+        return found
+
+    def counts(self, host: Host, holds: Callable[[dict[str, int]], bool]) -> dict[str, int]:
+        """The outcomes of requests and saves in the agent's metrics, as soon as `holds` accepts
+        them, or after a hundred tries."""
+        seen: dict[str, int] = {}
+        tries = iter(range(100))
+
+        def look() -> bool:
+            seen.clear()
+            seen.update(takings(host))
+            return holds(seen) or next(tries, None) is None
+
+        wait_for("the metrics", look, host.agent.alive)
+        return seen
+
+
+class _Check(Automatic):
+    def __init__(self, python: str, binaries: Path, folder: Path) -> None:
+        # The model computes in float32. With 16 bits, the same tokens in another batch may be
+        # rounded so differently that the engine chooses another token.
+        super().__init__(python, binaries, folder, "dense", ["--dtype", "float32", "--block-size", str(BLOCK)])
+        self.prompts: dict[str, list[list[int]]] = {user: [] for user in USERS}
+        self.expected: dict[str, list[Tokens]] = {}
+        self.ends: dict[str, int] = {}
+        """Where the last save of each user ends."""
 
     def run(self) -> list[Outcome]:
         with self.host("a") as host:
@@ -124,30 +157,6 @@ class _Check:
         seen = f"{user}'s turn {turn + 1}: {found.cached} of {len(self.prompts[user][turn])} tokens taken"
         seen += f", log-probabilities differ by {far:.2g}"
         return found, seen, found.ids == expected.ids
-
-    def saved(self, host: Host, count: int) -> list[dict[str, Any]]:
-        """Waits until there are `count` saves and all have ended. Returns the saves."""
-
-        def look() -> list[dict[str, Any]] | None:
-            saves: list[dict[str, Any]] = host.pf("sequences", ENGINE)["saves"]
-            return saves if len(saves) >= count and all(one["state"] != "pending" for one in saves) else None
-
-        found: list[dict[str, Any]] = wait_for(f"{count} saves", look, host.agent.alive)
-        return found
-
-    def counts(self, host: Host, holds: Callable[[dict[str, int]], bool]) -> dict[str, int]:
-        """The outcomes of requests and saves in the agent's metrics, as soon as `holds` accepts
-        them, or after a hundred tries."""
-        seen: dict[str, int] = {}
-        tries = iter(range(100))
-
-        def look() -> bool:
-            seen.clear()
-            seen.update(_takings(host))
-            return holds(seen) or next(tries, None) is None
-
-        wait_for("the metrics", look, host.agent.alive)
-        return seen
 
     def first(self, host: Host, server: Server) -> list[Outcome]:
         note("automatic: two turns of two conversations on host a")
@@ -208,7 +217,7 @@ class _Check:
 
     def third(self, host: Host, server: Server) -> list[Outcome]:
         note("automatic: a new server beside the same agent, with a small budget")
-        before = _takings(host)
+        before = takings(host)
         known = len(host.pf("sequences", ENGINE)["saves"])
         turns = [self.turn(server, "alice", 3)]
         # The agent counts a save's bytes against the budget when the save has ended.
@@ -237,7 +246,6 @@ class _Check:
 
 def check(python: str, binaries: Path, folder: Path) -> list[Outcome]:
     """Runs the check on two hosts, one after the other."""
-    fresh(folder)
     check = _Check(python, binaries, folder)
     try:
         return check.run()
@@ -245,13 +253,6 @@ def check(python: str, binaries: Path, folder: Path) -> list[Outcome]:
         check.registry.stop()
 
 
-def _takings(host: Host) -> dict[str, int]:
-    """The counts of the metric `pf_agent_takings_total`, by its label `what`."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-        sock.connect(str(host.control))
-        sock.sendall(b"GET /metrics HTTP/1.0\r\nhost: agent\r\n\r\n")
-        text = b"".join(iter(lambda: sock.recv(1 << 16), b"")).decode()
-    return {
-        what: int(float(count))
-        for what, count in re.findall(r'^pf_agent_takings_total\{[^}]*what="([^"]+)"[^}]*\} (\S+)$', text, re.MULTILINE)
-    }
+def takings(host: Host) -> dict[str, int]:
+    """What became of requests and of turns."""
+    return host.counts("pf_agent_takings_total", "what")

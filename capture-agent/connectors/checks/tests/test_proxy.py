@@ -1,4 +1,5 @@
-"""The proxy between an engine and its agent: it removes groups from every form of message."""
+"""The proxy between an engine and its agent: it removes groups from every form of message, and
+keeps answers back."""
 
 from __future__ import annotations
 
@@ -56,3 +57,17 @@ class Groups(unittest.TestCase):
         self.assertNotIn(b'"state"', body)
         self.assertIn(b'"full"', body)
         self.assertTrue(body.endswith(pack(TOKENS)), "the tokens behind the JSON are the same")
+
+    def test_an_answer_to_hold_waits_and_others_go_ahead_of_it(self) -> None:
+        receive(self.agent)
+        self.proxy.passes_holds.clear()
+        send(self.agent, {"id": 3, "call": "hold", "args": {"sequence": "chat"}})
+        send(self.agent, {"id": 4, "call": "sequences", "args": {}})
+        self.engine.settimeout(10)
+        self.assertEqual([(receive(self.engine) or {})["call"] for _ in range(2)], ["hold", "sequences"])
+        send(self.engine, {"id": 3, "ok": described()})
+        send(self.engine, {"id": 4, "ok": {"sequences": []}})
+        self.assertEqual((receive(self.agent) or {})["id"], 4)
+        self.proxy.passes_holds.set()
+        held = receive(self.agent) or {}
+        self.assertEqual((held["id"], held["ok"]["id"]), (3, "chat"))
