@@ -460,6 +460,23 @@ class Ended(Case):
         self.step()
         self.assertEqual(len(self.pool.held()), len(rest))
 
+    def test_a_running_request_gets_them_before_vllm_would_preempt_one(self) -> None:
+        self.saved(request(name="kept"))
+        self.scheduler.add(request(tokens=46, computed=45, name="runs"))
+        rest = self.pool.get_new_blocks(self.pool.get_num_free_blocks() - 2)
+        kept = len(self.pool.held()) - len(rest)
+        self.step()
+        self.assertEqual(len(self.pool.held()), len(rest) + kept, "its blocks have room for 48 tokens")
+        one = self.scheduler._requests["runs"]
+        one.all_token_ids.append(1)
+        one.num_computed_tokens = 46
+        self.step()
+        self.assertEqual(len(self.pool.held()), len(rest) + kept, "two steps from now, it has room still")
+        one.all_token_ids.append(1)
+        one.num_computed_tokens = 47
+        self.step()
+        self.assertEqual(len(self.pool.held()), len(rest), "token 49 needs a block of each group")
+
     def test_a_second_request_of_one_id_leaves_nothing_of_the_first(self) -> None:
         self.saved(wanting(save="a/b:c"))
         self.link.call("hold", {"sequence": "r", "hold": "h1"})

@@ -426,7 +426,7 @@ class Scheduler:
         self._avoid = []
         late = self._fillings.step(self._manager)
         loads, self._loads = self._loads, []
-        if self._unplaced is not None and self._lacks_blocks(self._unplaced):
+        if self.holds.keeps and self._lacks_blocks():
             self.holds.make_room()
         self._unplaced = None
         return loads, late
@@ -442,13 +442,29 @@ class Scheduler:
         for name, restore, equal in steps:
             self.tally.add(became.LOGITS_EQUAL if equal else became.LOGITS_DIFFER, name, restore)
 
-    def _lacks_blocks(self, request: Any) -> bool:
-        """Whether vLLM has too few blocks for a request, if it has none of its tokens."""
+    def _lacks_blocks(self) -> bool:
+        """Whether vLLM has too few free blocks for the request that it has found none for, if it
+        has none of its tokens, or for the next step of those that run: then it would preempt
+        one."""
         pool = getattr(self._manager, "block_pool", None)
-        if pool is None or not self.holds.keeps:
+        if pool is None:
             return False
-        needed = sum(1 if group.recurrent else -(-len(request.all_token_ids) // group.block_tokens) for group in self._groups)
-        return bool(pool.get_num_free_blocks() < needed)
+        free, unplaced = int(pool.get_num_free_blocks()), self._unplaced
+        if unplaced is not None:
+            needed = sum(1 if group.recurrent else -(-len(unplaced.all_token_ids) // group.block_tokens) for group in self._groups)
+            if free < needed:
+                return True
+        return free < sum(self._next_blocks(request) for request in self._requests.values())
+
+    def _next_blocks(self, request: Any) -> int:
+        """Blocks that a request needs for the step after this one; none if it does not run."""
+        if request.num_computed_tokens == 0:
+            # It waits, was preempted, or begins in this step.
+            return 0
+        # This step computes one token more than are computed.
+        tokens = max(len(request.all_token_ids), int(request.num_computed_tokens) + 1) + 1
+        rows = self._manager.get_blocks(request.request_id).blocks
+        return sum(max(0, -(-tokens // group.block_tokens) - len(rows[group.index])) for group in self._groups)
 
     def close(self) -> None:
         """Leaves the engine."""
