@@ -229,7 +229,14 @@ class Engine(Child):
         command = [python, str(CONNECTORS / "checks" / program), "--events", str(write), *args]
         try:
             super().__init__(
-                program, command, folder / "engine.log", engine_environment(folder), stdin=subprocess.PIPE, text=True, pass_fds=[write]
+                program,
+                command,
+                folder / "engine.log",
+                engine_environment(folder),
+                stdin=subprocess.PIPE,
+                text=True,
+                pass_fds=[write],
+                start_new_session=True,
             )
         finally:
             os.close(write)
@@ -260,11 +267,15 @@ class Engine(Child):
     def stop(self) -> None:
         """Closes standard input and waits; ends it the hard way if it stays."""
         assert self.process.stdin is not None
-        self.process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
         try:
             self.process.wait(60)
         except subprocess.TimeoutExpired:
             super().stop()
+        # Workers may outlive it, and keep cores and memory.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
 
 
 def documented() -> dict[str, Any]:

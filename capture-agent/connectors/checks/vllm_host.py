@@ -59,8 +59,10 @@ async def serve(args: argparse.Namespace) -> None:
         options |= {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8}
     if args.ranks > 1:
         # Ranks share the cores: vLLM binds a rank to a memory node by itself, and wants one for
-        # each.
+        # each. Without binding each rank would have a thread for each core, and threads that have
+        # none wait for each other.
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
         options["tensor_parallel_size"] = args.ranks
     engine = AsyncLLM.from_engine_args(
         AsyncEngineArgs(
