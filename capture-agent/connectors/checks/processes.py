@@ -327,10 +327,13 @@ class Server(Child):
             return False
 
     def metric(self, name: str) -> float:
-        """A metric of vLLM, summed over its labels."""
+        """A metric of vLLM, summed over its labels. Raises `Stopped` if there is none."""
         with urllib.request.urlopen(f"{self.url}/metrics", timeout=TIMEOUT) as answer:
             text = answer.read().decode()
-        return sum(float(value) for value in re.findall(rf"^{name}(?:\{{.*\}})? (\S+)$", text, re.MULTILINE))
+        values = re.findall(rf"^{name}(?:\{{.*\}})? (\S+)$", text, re.MULTILINE)
+        if not values:
+            raise Stopped(f"vLLM has no metric {name}")
+        return sum(float(value) for value in values)
 
     def complete(
         self, prompt: list[int], count: int, *, salt: str | None = None, pf: dict[str, Any] | None = None, stop: int | None = None
