@@ -17,6 +17,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,12 @@ class Child:
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
+
+
+def samples(text: str, metric: str) -> list[tuple[dict[str, str], float]]:
+    """The samples of a metric in Prometheus's text, each with its labels."""
+    found = re.findall(rf"^{re.escape(metric)}(?:\{{(.*)\}})? (\S+)$", text, re.MULTILINE)
+    return [(dict(re.findall(r'(\w+)="([^"]*)"', labels)), float(value)) for labels, value in found]
 
 
 class Registry(Child):
@@ -168,8 +175,10 @@ class Host:
             sock.connect(str(self.control))
             sock.sendall(b"GET /metrics HTTP/1.0\r\nhost: agent\r\n\r\n")
             text = b"".join(iter(lambda: sock.recv(1 << 16), b"")).decode()
-        found = re.findall(rf'^{metric}\{{[^}}]*{label}="([^"]+)"[^}}]*\}} (\S+)$', text, re.MULTILINE)
-        return {value: int(float(count)) for value, count in found}
+        found: Counter[str] = Counter()
+        for labels, value in samples(text, metric):
+            found[labels.get(label, "")] += int(value)
+        return dict(found)
 
     def wait_pushed(self) -> None:
         """Waits until the registry has everything."""
@@ -330,10 +339,10 @@ class Server(Child):
         """A metric of vLLM, summed over its labels. Raises `Stopped` if there is none."""
         with urllib.request.urlopen(f"{self.url}/metrics", timeout=TIMEOUT) as answer:
             text = answer.read().decode()
-        values = re.findall(rf"^{name}(?:\{{.*\}})? (\S+)$", text, re.MULTILINE)
+        values = [value for _, value in samples(text, name)]
         if not values:
             raise Stopped(f"vLLM has no metric {name}")
-        return sum(float(value) for value in values)
+        return sum(values)
 
     def complete(
         self, prompt: list[int], count: int, *, salt: str | None = None, pf: dict[str, Any] | None = None, stop: int | None = None

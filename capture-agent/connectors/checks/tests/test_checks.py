@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from outcome import CRITERIA
-from processes import CONNECTORS, Engine, Events, Stopped, documented
+from processes import CONNECTORS, Engine, Events, Stopped, documented, samples
 from real_engine import CHECKS, NAMED
 
 REPOSITORY = CONNECTORS.parent.parent
@@ -104,6 +104,14 @@ class Configuration(unittest.TestCase):
         found = documented()
         self.assertEqual(found["kv_connector"], "PfConnector")
         self.assertIn("engine", found["kv_connector_extra_config"])
+
+
+class Metrics(unittest.TestCase):
+    def test_a_metric_is_found_by_its_whole_name_and_its_labels(self) -> None:
+        text = '# TYPE a_total counter\na_total{engine="0",model_name="m"} 3.0\na_total{engine="1"} 2\na_total_created 7\nb 1e-05\n'
+        self.assertEqual(samples(text, "a_total"), [({"engine": "0", "model_name": "m"}, 3.0), ({"engine": "1"}, 2.0)])
+        self.assertEqual(samples(text, "b"), [({}, 0.00001)])
+        self.assertEqual(samples(text, "a"), [])
 
 
 class Criteria(unittest.TestCase):
