@@ -232,7 +232,8 @@ class Engine(Child):
     It reads commands from standard input and writes events to a pipe of their own.
     """
 
-    def __init__(self, python: str, program: str, folder: Path, args: list[str]) -> None:
+    def __init__(self, python: str, program: str, folder: Path, args: list[str], limit: float = TIMEOUT) -> None:
+        """`limit` is how many seconds may pass between two events."""
         folder.mkdir(parents=True, exist_ok=True)
         read, write = os.pipe()
         command = [python, str(CONNECTORS / "checks" / program), "--events", str(write), *args]
@@ -249,7 +250,7 @@ class Engine(Child):
             )
         finally:
             os.close(write)
-        self._events = Events(read, TIMEOUT)
+        self._events = Events(read, limit)
 
     def send(self, **work: Any) -> None:
         """Asks for work."""
@@ -260,7 +261,7 @@ class Engine(Child):
     def until(self, event: str, where: Callable[[dict[str, Any]], bool] = lambda _: True) -> dict[str, Any]:
         """The next such event.
 
-        Raises `Stopped` if the engine ends, or sends nothing for `TIMEOUT` seconds.
+        Raises `Stopped` if the engine ends, or sends nothing for too long.
         """
         while True:
             try:

@@ -11,6 +11,8 @@ import sys
 from typing import Any
 
 EVENTS = -1
+BLOCKS = 257
+"""Blocks of an engine with several ranks."""
 
 
 def say(**event: Any) -> None:
@@ -64,6 +66,9 @@ async def serve(args: argparse.Namespace) -> None:
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         options["tensor_parallel_size"] = args.ranks
+        # Each rank would have the whole space of the cache, and twice while it moves into shared
+        # memory. This is room for four of the longest sequences.
+        options["num_gpu_blocks_override"] = BLOCKS
     engine = AsyncLLM.from_engine_args(
         AsyncEngineArgs(
             model=args.model,

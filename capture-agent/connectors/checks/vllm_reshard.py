@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from outcome import CLOSED, Outcome
-from processes import Engine, Host, Registry, fresh, note
+from processes import TIMEOUT, Engine, Host, Registry, fresh, note
 from vllm_check import CAPTURE_AFTER, ENGINE, PROMPT, STEPS, write_model
 
 NEAR = 0.05
@@ -49,7 +49,9 @@ def _case(python: str, binaries: Path, folder: Path, registry: Registry, kind: s
 
 
 def _start(python: str, host: Host, name: str, args: list[str]) -> Engine:
-    engine = Engine(python, "vllm_host.py", host.folder / name, [*args, "--socket", str(host.engines)])
+    # Each rank is a process that imports all of vLLM, and they share the cores.
+    limit = TIMEOUT * max(1, int(args[args.index("--ranks") + 1]) // 2)
+    engine = Engine(python, "vllm_host.py", host.folder / name, [*args, "--socket", str(host.engines)], limit)
     try:
         engine.until("ready")
         host.wait_ready(ENGINE, engine)
