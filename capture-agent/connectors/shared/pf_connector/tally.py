@@ -76,7 +76,8 @@ class Tally:
     def __init__(self, member: Member, clock: Callable[[], float] = time.monotonic) -> None:
         self._member = member
         self._clock = clock
-        self._lock = threading.Lock()
+        # To send a report may refuse a save that waits to be sent: its callback calls `add` then.
+        self._lock = threading.RLock()
         self.counts: Counter[str] = Counter()
         """Since the engine began."""
         self._untold: Counter[_Key] = Counter()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import unittest
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, cast
 
@@ -19,10 +21,13 @@ class Silent:
     def __init__(self) -> None:
         self.reports: list[list[dict[str, Any]]] = []
         self.answers: list[Future[dict[str, Any]]] = []
+        self.refused: Callable[[], None] = lambda: None
+        """Runs while a call is made, as the callback of a call that is refused then."""
 
     def submit(self, call: str, args: dict[str, Any]) -> Future[dict[str, Any]]:
         assert call == "report"
         self.reports.append(args["outcomes"])
+        self.refused()
         self.answers.append(Future())
         return self.answers[-1]
 
@@ -70,6 +75,17 @@ class Reports(unittest.TestCase):
         self.assertEqual((len(self.member.reports), told["count"]), (2, 21))
         names = [*(f"early-{number}" for number in range(5, 20)), "late"]
         self.assertEqual(told["requests"], [{"request": name} for name in names])
+
+    def test_a_save_that_is_refused_while_a_report_is_sent_is_counted_in_the_next_one(self) -> None:
+        self.member.refused = lambda: self.tally.add("save-dropped-refused", "saved")
+        self.tally.add("gone", "one", "r1")
+        telling = threading.Thread(target=self.tell, daemon=True)
+        telling.start()
+        telling.join(10)
+        self.assertFalse(telling.is_alive(), "it waits for itself")
+        self.member.refused = lambda: None
+        self.member.answers[-1].set_result({})
+        self.assertEqual(self.tell(), [{"what": "save-dropped-refused", "count": 1}])
 
 
 if __name__ == "__main__":
