@@ -54,7 +54,7 @@ pub(crate) async fn seen(domain: &Domain, caller: &Caller, after: Option<String>
 /// It replaces the last report of this agent. A token that may push to any repository of the domain
 /// may report, under any name: the list says which token it was. Unknown fields are ignored. If the
 /// domain has as many agents as it may, a new one takes the place of the one that has been silent
-/// for longest, if that is three hours or more; otherwise it is refused with `too_large`.
+/// for longest, if that is more than three hours; otherwise it is refused with `too_large`.
 #[utoipa::path(
     put, path = "/v1/agents/{agent}", operation_id = "report_agent", tag = "operations",
     params(("agent" = AgentName, Path, description = "Its name: that of its host")),
