@@ -240,8 +240,8 @@ macro_rules! metadata_transactions {
                 = SNAPSHOT |tx| stats::deletion(tx, repository, snapshots);
             /// The objects that some nodes list, and those of further references: which of them
             /// nothing else holds, and how often the others are held. Looks at one node, and at
-            /// further ones as long as the lists of all of them have at most so many bytes as they
-            /// are packed: one or two for each object.
+            /// further ones as long as the packed lists of all of them have at most `list_bytes`
+            /// bytes: one or two for each object. `left` has the other nodes.
             held(nodes: Vec<ObjectId>, further: Vec<(ObjectId, u64)>, list_bytes: u64) -> Held
                 = SNAPSHOT |tx| stats::held(tx, nodes, further, *list_bytes);
             /// What one snapshot costs; its new bytes are all that it reaches.

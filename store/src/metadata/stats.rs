@@ -99,8 +99,8 @@ pub(super) async fn deletion<T: Tx>(tx: &mut T, repository: &RepositoryName, dig
     Ok((found.len() as u64, references))
 }
 
-/// What some nodes list, and the objects of `further` references. Looks at so many of the nodes as
-/// have at most so many bytes of packed lists, but at one at least.
+/// What some nodes list, and the objects of `further` references. Looks at one node at least, and
+/// at no more than have `list_bytes` bytes of packed lists together.
 pub(super) async fn held<T: Tx>(tx: &mut T, nodes: &[ObjectId], further: &[(ObjectId, u64)], list_bytes: u64) -> Outcome<Held> {
     const SINGLE: Sql = Sql::of_each(
         "SELECT s.bytes, s.stored FROM unnest($1::bigint[], $2::bigint[]) AS u(first, last)
