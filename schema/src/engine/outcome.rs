@@ -84,7 +84,7 @@ pub enum Taking {
     /// Automatic mode: a turn was not saved, its request had no user for the template.
     SaveDroppedName,
     /// A turn was not saved, engine or agent refused: in automatic mode, or although its request
-    /// asked for that.
+    /// asked for the save.
     SaveDroppedRefused,
 }
 

@@ -461,7 +461,7 @@ class Scheduler:
         if request.num_computed_tokens == 0:
             # It waits, was preempted, or begins in this step.
             return 0
-        # This step computes one token more than are computed.
+        # This step computes at least one token. The next one adds another.
         tokens = max(len(request.all_token_ids), int(request.num_computed_tokens) + 1) + 1
         rows = self._manager.get_blocks(request.request_id).blocks
         return sum(max(0, -(-tokens // group.block_tokens) - len(rows[group.index])) for group in self._groups)
