@@ -120,7 +120,8 @@ class Client:
     def stats(self, repository: str | None = None, *, below: str | None = None, agent: str | None = None) -> Stats:
         """How much the snapshots of a repository, or of the whole domain, share. In a repository:
         only `below` and what descends from it, only the snapshots of an agent, or those that meet
-        both. A registry of an older version, which knows neither, is an `invalid_request`."""
+        both. Raises `invalid_request` if the registry is of an older version, which knows
+        neither."""
         if repository is None:
             if below is not None or agent is not None:
                 raise ValueError("below and agent need a repository")
