@@ -78,10 +78,11 @@ pub async fn serve(config: Config, listening: impl FnOnce(&Config)) -> Result<()
         std::mem::forget(engines);
         return Err(Error::Unsettled { seconds: SETTLE.as_secs() });
     }
+    let last = report::last(&agent);
     // Connections end with their sessions. An engine whose connection ended is not paused, and
     // takes back its blocks.
     engines.shutdown().await;
-    report::stopped(&agent).await;
+    report::stopped(&agent, last).await;
     tracing::info!("agent stopped");
     Ok(())
 }

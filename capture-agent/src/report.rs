@@ -62,12 +62,18 @@ pub async fn run(agent: Agent) {
     }
 }
 
+/// The last report of an agent that ends in order. Made before its engines are let go: it names
+/// those that the host has.
+#[must_use]
+pub fn last(agent: &Agent) -> AgentReport {
+    AgentReport { stopped: true, ..report_of(agent) }
+}
+
 /// Tells the agent's registry, if it reports to one, that the agent ends in order. Tries it once
 /// and takes a second at most, so that a registry that hangs does not hold up the end.
-pub async fn stopped(agent: &Agent) {
+pub async fn stopped(agent: &Agent, report: AgentReport) {
     let config = agent.config();
     let Some((registry, name)) = registry_of(config).zip(name_of(config)) else { return };
-    let report = AgentReport { stopped: true, ..report_of(agent) };
     if let Err(error) = within(LAST, send(config, registry, &name, &report)).await {
         tracing::info!(registry, error, "the registry was not told that this agent has stopped");
     }

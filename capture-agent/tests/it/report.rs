@@ -83,7 +83,7 @@ async fn the_last_report_says_that_the_agent_has_stopped_until_it_is_started_aga
     let url = registry(dir.path()).await;
     let host = host(Some(url.clone()), 1).await;
     let remote = Remote::new(&url, RemoteOptions::default()).unwrap();
-    report::stopped(&host.agent).await;
+    report::stopped(&host.agent, report::last(&host.agent)).await;
     let stopped = remote.agents(None, 10).await.unwrap().agents;
     assert_eq!(stopped.iter().map(|agent| (agent.name.as_str(), agent.report.stopped)).collect::<Vec<_>>(), [("gpu-1", true)]);
     let reports = tokio::spawn(report::run(host.agent.clone()));
@@ -98,9 +98,9 @@ async fn a_registry_that_hangs_or_is_gone_does_not_hold_up_the_end() {
     let host = host(Some(url), 1).await;
     // A report on its way may take ten seconds.
     let limit = Duration::from_secs(8);
-    tokio::time::timeout(limit, report::stopped(&host.agent)).await.expect("it gives up on one that hangs");
+    tokio::time::timeout(limit, report::stopped(&host.agent, report::last(&host.agent))).await.expect("it gives up on one that hangs");
     drop(listener);
-    tokio::time::timeout(limit, report::stopped(&host.agent)).await.expect("it gives up on one that is gone");
+    tokio::time::timeout(limit, report::stopped(&host.agent, report::last(&host.agent))).await.expect("it gives up on one that is gone");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -110,6 +110,6 @@ async fn nothing_is_reported_without_a_registry_or_an_interval() {
     for (registry, seconds) in [(None, 1), (Some(url), 0)] {
         let host = host(registry, seconds).await;
         tokio::time::timeout(Duration::from_secs(20), report::run(host.agent.clone())).await.expect("it ends at once");
-        report::stopped(&host.agent).await;
+        report::stopped(&host.agent, report::last(&host.agent)).await;
     }
 }

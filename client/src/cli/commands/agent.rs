@@ -269,13 +269,19 @@ pub fn print_sequences(out: &mut Out, answer: &Sequences) -> Result<(), Failure>
 /// `pf restores`.
 pub async fn restores(context: &mut Context, args: RestoresArgs) -> Result<(), Failure> {
     let agent = context.agent(args.at.agent.as_deref())?;
-    let engines = match args.engine {
-        Some(engine) => vec![engine],
-        None => agent.engines().await?.engines.into_iter().map(|info| info.engine).collect(),
-    };
     let mut restores = Vec::new();
-    for engine in &engines {
-        restores.extend(agent.restores(engine, args.limit).await?.restores);
+    match args.engine {
+        Some(engine) => restores = agent.restores(&engine, args.limit).await?.restores,
+        None => {
+            for info in agent.engines().await?.engines {
+                match agent.restores(&info.engine, args.limit).await {
+                    Ok(of) => restores.extend(of.restores),
+                    // It has left in this moment, and nothing was ever restored into it.
+                    Err(error) if error.code() == ErrorCode::EngineUnknown => {}
+                    Err(error) => return Err(error.into()),
+                }
+            }
+        }
     }
     // Those of one engine stay in the order in which the agent has them.
     restores.sort_by_key(|record| Reverse(record.noted_at));
