@@ -17,7 +17,7 @@ from vllm_automatic_check import ANSWER, SAID, Automatic
 from vllm_server_check import Tokens
 
 PROMPTS = {"alice": 100, "bob": 500}
-"""Tokens of the first turns. A block of this model has 384, as vLLM chooses it."""
+"""Tokens of the first turns. A block of this model has 256 or 384, as vLLM chooses it."""
 TURNS = 3
 PARTS = 25
 """Tokens of the second answer that a turn of bob's has before it goes another way."""

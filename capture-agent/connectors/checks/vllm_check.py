@@ -20,12 +20,13 @@ from proxy import Proxy
 ENGINE = "vllm-0"
 PROMPT = 100
 SHARED = "hybrid-shared"
-"""The hybrid model with a prompt of more than a block, so that vLLM has its first block."""
-PROMPTS = {SHARED: 500}
-"""Tokens of the prompt, where these are not `PROMPT`."""
+"""The hybrid model with a prompt of more than a block, so that vLLM has its first blocks."""
+PROMPTS = {SHARED: 797}
+"""Tokens of the prompt, where these are not `PROMPT`. 768 are whole blocks of both sizes below, and
+few tokens follow them: vLLM keeps the recurrent state at the end of a block only then."""
 HYBRIDS = ("hybrid", SHARED)
-BLOCK = 384
-"""Tokens of a block of the hybrid model, as vLLM chooses it."""
+BLOCK = 128
+"""What divides a block of the hybrid model: vLLM chooses 256 tokens with AVX2, 384 with AVX-512."""
 STEPS = 400
 CAPTURE_AFTER = 20
 FORKS = 12
