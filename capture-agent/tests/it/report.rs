@@ -83,9 +83,14 @@ async fn the_last_report_says_that_the_agent_has_stopped_until_it_is_started_aga
     let url = registry(dir.path()).await;
     let host = host(Some(url.clone()), 1).await;
     let remote = Remote::new(&url, RemoteOptions::default()).unwrap();
-    report::stopped(&host.agent, report::last(&host.agent)).await;
+    let engine = Synthetic::start(&host.agent, Spec::hybrid("e"));
+    let last = report::last(&host.agent);
+    drop(engine);
+    report::stopped(&host.agent, last).await;
     let stopped = remote.agents(None, 10).await.unwrap().agents;
     assert_eq!(stopped.iter().map(|agent| (agent.name.as_str(), agent.report.stopped)).collect::<Vec<_>>(), [("gpu-1", true)]);
+    let engines: Vec<&str> = stopped[0].report.engines.iter().map(|engine| engine.engine.as_str()).collect();
+    assert_eq!(engines, ["e"], "those that the host had");
     let reports = tokio::spawn(report::run(host.agent.clone()));
     reported(&remote, "it runs again", |agent| !agent.report.stopped).await;
     reports.abort();
