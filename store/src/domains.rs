@@ -369,21 +369,13 @@ impl Domains {
 
     /// Begins to delete a domain: from now on it is unknown, here at once and in other processes
     /// within a second or two. [`Self::remove_deleted`] does the rest. Once more changes nothing.
-    /// A removal that had begun when the catalogue was lost goes on.
+    /// A removal that had begun when the catalogue was lost goes on. With `lost`, tables without a
+    /// row in the catalogue are deleted too although no pack that they list lies on the storage.
     ///
     /// # Errors
-    /// [`Error::DomainUnknown`]. [`Error::Invalid`] for the default domain, and for one of which
-    /// tables are left that list packs, while nothing of it lies on the storage: the catalogue was
-    /// lost, and the storage may not be mounted.
-    pub async fn delete(&self, name: &DomainName) -> Result<DomainInfo> {
-        self.delete_as(name, false).await
-    }
-
-    /// The same; with `lost`, also such tables.
-    ///
-    /// # Errors
-    /// As [`Self::delete`].
-    pub async fn delete_as(&self, name: &DomainName, lost: bool) -> Result<DomainInfo> {
+    /// [`Error::DomainUnknown`]. [`Error::Invalid`] for the default domain, and without `lost` for
+    /// such tables: the catalogue was lost, and the storage may not be mounted.
+    pub async fn delete(&self, name: &DomainName, lost: bool) -> Result<DomainInfo> {
         if name.is_default() {
             return Err(Error::Invalid("the default domain cannot be deleted".into()));
         }

@@ -112,7 +112,7 @@ pub(crate) async fn delete(
     Path(name): Path<DomainName>,
     Query(deleting): Query<Deleting>,
 ) -> Answer<(StatusCode, Json<api::DomainInfo>)> {
-    let domain = app.domains.catalogue().audited(trail.change(202, None)).delete_as(&name, deleting.lost).await?;
+    let domain = app.domains.catalogue().audited(trail.change(202, None)).delete(&name, deleting.lost).await?;
     tracing::info!(domain = %name, "domain is being deleted");
     // Its tasks end now, and not when the catalogue is read again.
     drop(app.domains.get(&name).await);

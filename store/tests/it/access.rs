@@ -125,7 +125,7 @@ async fn tokens_of_a_deleted_domain_do_not_open_the_next_one_of_its_name(backend
     let of_acme = NewAccessToken { domain: Some(acme.clone()), ..new("tenant") };
     let (token, _) = tokens.create(of_acme.clone()).await.unwrap();
     let (other, _) = tokens.create(new("operator")).await.unwrap();
-    domains.delete(&acme).await.unwrap();
+    domains.delete(&acme, false).await.unwrap();
     let now = domains.default_store().options().clock.now();
     assert!(!stored(&tokens, &token).await.is_valid(now) && stored(&tokens, &other).await.is_valid(now));
     assert_eq!(tokens.create(of_acme).await.unwrap_err().code(), ErrorCode::DomainUnknown);

@@ -116,9 +116,9 @@ async fn changes_of_the_catalogue_have_their_record_in_the_log_of_the_default_do
     store.metadata().set_quota(QuotaLimits::default(), Some(entry("set_quota"))).await.unwrap();
     assert_eq!(records(store.metadata()).await[1].new_quota, Some(QuotaLimits::default()), "no limits are said too");
     for _ in 0..2 {
-        domains.audited(of_registry("delete_domain")).delete(&acme).await.unwrap();
+        domains.audited(of_registry("delete_domain")).delete(&acme, false).await.unwrap();
     }
-    assert!(domains.audited(of_registry("delete_domain")).delete(&"nowhere".parse().unwrap()).await.is_err());
+    assert!(domains.audited(of_registry("delete_domain")).delete(&"nowhere".parse().unwrap(), false).await.is_err());
 
     let default = domains.default_store().metadata();
     let expected = [

@@ -52,7 +52,7 @@ impl Rig {
         let rig = Self::new().await;
         for domain in ["a", "b"] {
             rig.domains.create(&name(domain)).await.unwrap();
-            rig.domains.delete(&name(domain)).await.unwrap();
+            rig.domains.delete(&name(domain), false).await.unwrap();
         }
         rig
     }
@@ -135,10 +135,10 @@ async fn what_is_left_of_a_domain_is_entered_only_as_one_that_is_being_deleted()
     // Its marker was removed, and then the catalogue was lost.
     rig.bucket.put(&Path::from("domains/a/ff/left.pfpack"), vec![1_u8].into()).await.unwrap();
     rig.catalogue.fail("delete_domain", 1);
-    let failed = rig.domains.delete(&name("a")).await.unwrap_err();
+    let failed = rig.domains.delete(&name("a"), false).await.unwrap_err();
     assert_eq!(failed.code(), ErrorCode::Unavailable, "{failed}");
     assert!(!rig.exists("a").await, "it would be live, and in the clear");
-    assert!(rig.domains.delete(&name("a")).await.unwrap().deleting_since.is_some());
+    assert!(rig.domains.delete(&name("a"), false).await.unwrap().deleting_since.is_some());
     for _ in 0..3 {
         assert_eq!(rig.remove().await.unwrap(), RunEnd::Finished);
     }

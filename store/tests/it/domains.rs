@@ -87,8 +87,8 @@ async fn a_deleted_domain_leaves_no_byte_and_no_table(backend: Backend) {
     let other = rig.domains(4).await;
     other.open(&name("a")).await.unwrap();
 
-    assert!(domains.delete(&name("a")).await.unwrap().deleting_since.is_some());
-    assert!(domains.delete(&name("a")).await.is_ok(), "once more changes nothing");
+    assert!(domains.delete(&name("a"), false).await.unwrap().deleting_since.is_some());
+    assert!(domains.delete(&name("a"), false).await.is_ok(), "once more changes nothing");
     assert!(matches!(domains.open(&name("a")).await, Err(Error::DomainUnknown(_))));
     let refused = domains.create(&name("a")).await.unwrap_err();
     assert!(matches!(refused, Error::DomainBusy(_)) && refused.code() == ErrorCode::DomainBusy, "{refused}");
@@ -188,7 +188,7 @@ async fn what_a_killed_process_began_is_finished_by_the_next(backend: Backend) {
         push(&second.open(&name(domain)).await.unwrap(), &s, "t").await.unwrap();
     }
     // Deletion: the row; row and marker; row, marker and tables; everything but the row.
-    first.delete(&name("a")).await.unwrap();
+    first.delete(&name("a"), false).await.unwrap();
     rig.packs.delete(&Path::from("domains/a/pf-store")).await.unwrap();
     let third = rig.domains(2).await;
     assert_eq!(third.find().await.unwrap(), [name("b")], "half a domain is none");
@@ -224,10 +224,10 @@ async fn a_domain_that_was_half_removed_when_the_catalogue_was_lost_goes_with_on
         assert!(matches!(domains.get(&name("a")).await, Err(Error::DomainUnknown(_))), "{encrypted:?}");
     }
     for unknown in ["b", "c"] {
-        assert!(matches!(domains.delete(&name(unknown)).await, Err(Error::DomainUnknown(_))), "{unknown}");
+        assert!(matches!(domains.delete(&name(unknown), false).await, Err(Error::DomainUnknown(_))), "{unknown}");
     }
     let complete = below(&there, "b").await;
-    assert!(domains.delete(&name("a")).await.unwrap().deleting_since.is_some());
+    assert!(domains.delete(&name("a"), false).await.unwrap().deleting_since.is_some());
     for _ in 0..3 {
         remove(&domains).await;
         there.wait(domains.default_store().options().lease);
@@ -263,23 +263,23 @@ async fn tables_whose_packs_are_out_of_sight_go_only_if_these_are_said_to_be_los
 
     let domains = process(&unmounted).await;
     for _ in 0..2 {
-        let refused = domains.delete(&name("a")).await.unwrap_err();
+        let refused = domains.delete(&name("a"), false).await.unwrap_err();
         assert!(matches!(&refused, Error::Invalid(reason) if reason.contains("mounted") && reason.contains("?lost=true")), "{refused}");
     }
     assert!(matches!(domains.get(&name("a")).await, Err(Error::DomainUnknown(_))));
     // Nothing says that there is more of b.
-    domains.delete(&name("b")).await.unwrap();
+    domains.delete(&name("b"), false).await.unwrap();
     remove(&domains).await;
     assert!(database("a").exists() && !database("b").exists());
     // With its storage it is complete, and found.
     let again = process(&mounted).await;
     for lost in [false, true] {
-        assert!(matches!(again.delete_as(&name("a"), lost).await, Err(Error::DomainUnknown(_))), "{lost}");
+        assert!(matches!(again.delete(&name("a"), lost).await, Err(Error::DomainUnknown(_))), "{lost}");
     }
     assert_eq!(again.find().await.unwrap(), [name("a"), name("b")]);
     assert!(at(&again.open(&name("a")).await.unwrap(), "t").await.is_ok());
     drop(again);
-    domains.delete_as(&name("a"), true).await.unwrap();
+    domains.delete(&name("a"), true).await.unwrap();
     remove(&domains).await;
     assert!(!database("a").exists());
 }
@@ -355,7 +355,7 @@ async fn the_default_domain_is_listed_once() {
             assert_eq!(found, whole, "limit {limit}");
         }
     }
-    assert!(matches!(domains.delete(&DomainName::default()).await, Err(Error::Invalid(_))));
+    assert!(matches!(domains.delete(&DomainName::default(), false).await, Err(Error::Invalid(_))));
 }
 
 /// A folder of a bucket is a store like any other: nothing above it is seen.

@@ -123,7 +123,7 @@ async fn deleting_a_domain_destroys_its_key_before_its_bytes(backend: Backend) {
     let copy = bytes_below(&rig, "sealed").await;
     let metadata = domains.default_store().metadata();
     assert!(metadata.domain_key(sealed.clone()).await.unwrap().is_some());
-    domains.delete(&sealed).await.unwrap();
+    domains.delete(&sealed, false).await.unwrap();
     assert_eq!(metadata.domain_key(sealed.clone()).await.unwrap(), None, "at once");
     domains.remove_deleted(&Budget::default()).await.unwrap();
     assert!(bytes_below(&rig, "sealed").await.is_empty());

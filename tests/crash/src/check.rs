@@ -119,7 +119,7 @@ async fn store_goes_on(store: &Store, time: &AtomicU64, home: &Path) -> Result {
 async fn domains_go_on(domains: &Domains, time: &AtomicU64, root: &Path) -> Result {
     let words = |what: &'static str| move |e: pfr_store::Error| format!("{what} a domain after the power cut: {e}");
     for name in domain_names(domains, |_| true).await?.iter().filter(|name| !name.is_default()) {
-        domains.delete(name).await.map_err(words("deleting"))?;
+        domains.delete(name, false).await.map_err(words("deleting"))?;
     }
     let removed = async || {
         for _ in 0..COLLECTIONS {
@@ -147,7 +147,7 @@ async fn domains_go_on(domains: &Domains, time: &AtomicU64, root: &Path) -> Resu
     push(&store, 9000, AFTER).await.map_err(|e| format!("a push to a new domain: {e}"))?;
     sound(&store).await?;
     drop(store);
-    domains.delete(&name).await.map_err(words("deleting"))?;
+    domains.delete(&name, false).await.map_err(words("deleting"))?;
     removed().await
 }
 

@@ -133,7 +133,7 @@ impl Step {
             Self::Admit(name, snapshot) => signing::admit(&domains.open(&name).await?, &repository, snapshot).await,
             Self::Image(name, number) => signing::push_image(&domains.open(&name).await?, &images, number).await,
             Self::Collect(name) => domains.open(&name).await?.gc(&GcOptions::default(), &mut |_| ()).await.map(drop),
-            Self::Delete(name) => domains.delete(&name).await.map(drop),
+            Self::Delete(name) => domains.delete(&name, false).await.map(drop),
             Self::Remove => domains.remove_deleted(&Budget::default()).await.map(drop),
             Self::Rewrap => {
                 for row in live(&domains).await? {
@@ -421,7 +421,7 @@ pub async fn rebuild(world: &World) -> Result<(), String> {
 pub async fn delete_all(world: &World, were_lost: bool) -> Result<(), String> {
     let domains = world.domains().await.map_err(|e| e.to_string())?;
     for row in domains.list(None, 1000).await.map_err(|e| e.to_string())?.rows.iter().filter(|row| !row.name.is_default()) {
-        domains.delete(&row.name).await.map_err(|e| e.to_string())?;
+        domains.delete(&row.name, false).await.map_err(|e| e.to_string())?;
     }
     for _ in 0..6 {
         // More than a lease after what an operation did before the clock went back a day.

@@ -471,6 +471,6 @@ async fn in_a_folder_that_may_not_be_listed_only_a_domain_in_the_clear_is_made()
     let refused = domains.create_as(&name("sealed"), Some(true)).await.unwrap_err();
     assert!(matches!(refused, Error::NotPermitted { .. }), "packs in the clear may lie there: {refused}");
     assert!(domains.create_as(&name("clear"), Some(false)).await.unwrap().1);
-    let unknown = domains.delete(&name("nobody")).await.unwrap_err();
+    let unknown = domains.delete(&name("nobody"), false).await.unwrap_err();
     assert!(matches!(unknown, Error::DomainUnknown(_)), "nothing is seen of it: {unknown}");
 }
