@@ -5,7 +5,7 @@ use crate::auth::Gate;
 use crate::background::Limits;
 use crate::claims::Claims;
 use crate::config::Config;
-use crate::domains::Domains;
+use crate::domains::{Domain, Domains};
 use crate::events::Places;
 use crate::http::host::Hosts;
 use crate::http::permit::wait_for;
@@ -18,13 +18,15 @@ use crate::storage::Opened;
 use metrics_exporter_prometheus::PrometheusHandle;
 use pfr_schema::ErrorCode;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Requests that hold a large document or a large JSON body at once. Others wait.
 const LARGE: usize = 4;
 /// Statistics that are computed at once. Others wait.
-const STATISTICS: usize = 2;
+const STATISTICS: usize = 3;
+/// The same of one domain: those of a large one leave a place to other domains.
+pub(crate) const STATISTICS_OF_DOMAIN: usize = STATISTICS - 1;
 /// KiB that all slowly arriving JSON bodies may hold together.
 const SLOW_KIB: usize = 32 << 10;
 /// Verifications at once, each of which reads a complete snapshot. Others are refused with
@@ -133,10 +135,17 @@ impl App {
         wait_for(&self.documents, self.queue, "the registry reads as many documents as it may; try again in a moment").await
     }
 
-    /// A permit to compute statistics, of which those of a large store take minutes. It is separate
-    /// from that to hold documents, for which every reader of a snapshot waits.
-    pub(crate) async fn statistics(&self) -> Result<OwnedSemaphorePermit, ApiError> {
-        wait_for(&self.statistics, self.queue, "the registry computes as many statistics as it may; try again in a moment").await
+    /// The permits to compute statistics of a domain, of which those of a large store take minutes:
+    /// one among those of the domain, and one among all. They are separate from that to hold
+    /// documents, for which every reader of a snapshot waits.
+    pub(crate) async fn statistics(&self, domain: &Domain) -> Result<[OwnedSemaphorePermit; 2], ApiError> {
+        let begun = Instant::now();
+        // The domain's first: a request that waits for it takes no place from other domains.
+        let of_domain = "the registry computes as many statistics of this domain as it may; try again in a moment";
+        let of_domain = wait_for(&domain.statistics, self.queue, of_domain).await?;
+        let left = self.queue.saturating_sub(begun.elapsed());
+        let of_all = "the registry computes as many statistics as it may; try again in a moment";
+        Ok([of_domain, wait_for(&self.statistics, left, of_all).await?])
     }
 
     /// A permit to verify a snapshot, at once or not at all: waiting would take minutes.
@@ -152,5 +161,40 @@ impl App {
         Arc::clone(&self.scrubs)
             .try_acquire_owned()
             .map_err(|_| ApiError::new(ErrorCode::Overloaded, "a scrub is running; try again when it is done"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{metrics, routes, storage};
+    use pfr_schema::DomainName;
+
+    #[tokio::test]
+    async fn statistics_of_one_domain_leave_a_place_to_those_of_others() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = Config { data: dir.path().into(), queue_seconds: 0, ..Config::default() };
+        let opened = storage::open_parts(&config).await.unwrap();
+        let acme: DomainName = "acme".parse().unwrap();
+        opened.domains.create(&acme).await.unwrap();
+        let app = App::new(opened, metrics::recorder().unwrap(), routes::openapi(), None, &config);
+        let (large, other) = (Arc::clone(app.domains.default_domain()), app.domains.get(&acme).await.unwrap());
+        let refused = async |domain: &Arc<Domain>| {
+            let error = app.statistics(domain).await.err().unwrap();
+            assert_eq!(error.code, ErrorCode::Overloaded);
+            error.detail.contains("of this domain")
+        };
+        let mut held = Vec::new();
+        for _ in 0..STATISTICS_OF_DOMAIN {
+            held.push(app.statistics(&large).await.unwrap());
+        }
+        assert!(refused(&large).await, "it has as many as it may");
+        held.push(app.statistics(&other).await.unwrap());
+        for _ in 0..STATISTICS_OF_DOMAIN {
+            assert!(!refused(&other).await, "all are taken, and it has not as many as it may");
+        }
+        drop(held);
+        assert!(app.statistics(&large).await.is_ok(), "they are given back");
+        app.domains.stop();
     }
 }

@@ -5,6 +5,7 @@
 //! every few seconds ─▶ catalogue ─▶ new domains begin their background work, deleted ones end it
 //! ```
 
+use crate::app::STATISTICS_OF_DOMAIN;
 use crate::background::{Collector, Limits, Retention, schedule};
 use crate::config::Config;
 use crate::metrics::forget;
@@ -31,6 +32,8 @@ pub(crate) struct Domain {
     pub(crate) schedule: Schedule,
     /// Whether the disk had no room for the last report of an agent.
     pub(crate) refuses_reports: AtomicBool,
+    /// Permits to compute its statistics, among those of all domains.
+    pub(crate) statistics: Arc<Semaphore>,
     collections: Arc<Semaphore>,
 }
 
@@ -39,8 +42,8 @@ impl Domain {
         let collector = Collector::new(store.clone(), name.clone(), Duration::from_secs(config.gc_grace_seconds));
         let retention = Retention::new(store.clone(), name.clone());
         let schedule = schedule(&store, &collector, &retention, limits, config, removes);
-        let (refuses_reports, collections) = (AtomicBool::default(), Arc::new(Semaphore::new(1)));
-        Arc::new(Self { name, store, collector, retention, schedule, refuses_reports, collections })
+        let (statistics, collections) = (Arc::new(Semaphore::new(STATISTICS_OF_DOMAIN)), Arc::new(Semaphore::new(1)));
+        Arc::new(Self { name, store, collector, retention, schedule, refuses_reports: AtomicBool::default(), statistics, collections })
     }
 
     /// A permit to collect on request, at once or not at all: a second collection would find

@@ -54,7 +54,7 @@ pub(crate) async fn start(Access { domain, .. }: Access<Pull, SomeRepositories>)
 /// The page of everything that the caller may see.
 pub(crate) async fn overview(Access { domain, caller, .. }: Access<Pull, SomeRepositories>, State(app): State<App>) -> Answer<Response> {
     let (links, now) = (Links::of(&domain.name), domain.store.options().clock.now());
-    let _place = app.statistics().await?;
+    let _place = app.statistics(&domain).await?;
     let page = caller.repositories(&domain, None, REPOSITORIES).await?;
     let work = async {
         match caller.operates(&domain.name) {

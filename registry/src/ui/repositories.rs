@@ -30,7 +30,7 @@ pub(crate) async fn repositories(
     let (links, now) = (Links::of(&domain.name), domain.store.options().clock.now());
     let (from, limit) = paging.checked()?;
     let page = caller.repositories(&domain, from, limit).await?;
-    let _place = app.statistics().await?;
+    let _place = app.statistics(&domain).await?;
     let rows = counted(&domain.store, page.rows).await?;
     let body = html! {
         section {

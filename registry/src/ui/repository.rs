@@ -38,7 +38,7 @@ pub(crate) async fn repository(
     Query(number): Query<PageNumber>,
 ) -> Answer<Response> {
     let (links, now) = (Links::of(&domain.name), domain.store.options().clock.now());
-    let _place = app.statistics().await?;
+    let _place = app.statistics(&domain).await?;
     let stats = domain.store.stats(Some(&repository)).await?;
     let (rows, pages) = (tree::rows(&stats.snapshots), stats.snapshots.len().div_ceil(ROWS).max(1));
     let page = number.page.unwrap_or(1);

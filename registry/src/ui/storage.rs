@@ -27,7 +27,7 @@ pub(crate) async fn storage(
 ) -> Answer<Response> {
     let (links, now) = (Links::of(&domain.name), domain.store.options().clock.now());
     let (from, limit) = paging.checked()?;
-    let _place = app.statistics().await?;
+    let _place = app.statistics(&domain).await?;
     let usage = domain.collector.usage().await?;
     let read = async |from, limit| -> Answer<(Vec<GcReport>, Option<String>)> {
         let page = domain.store.metadata().gc_runs(from, limit).await?;

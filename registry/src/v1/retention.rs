@@ -55,6 +55,6 @@ pub(crate) async fn run(
     JsonBody { value: request, .. }: JsonBody<api::RetentionRequest>,
 ) -> Answer<Json<api::RetentionReport>> {
     // It counts what the deletions would free.
-    let _place = if request.dry_run { Some(app.statistics().await?) } else { None };
+    let _place = if request.dry_run { Some(app.statistics(&domain).await?) } else { None };
     Ok(Json(domain.retention.run(request.dry_run, trail.change(200, None), &domain.collector.requests).await?))
 }

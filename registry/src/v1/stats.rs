@@ -20,7 +20,7 @@ use std::collections::{BTreeMap, BTreeSet};
     responses((status = 200, description = "Logical, unique, stored bytes; what each snapshot costs", body = api::Stats), failures::Listing),
 )]
 pub(crate) async fn all(Access { domain, .. }: Access<Pull, AllRepositories>, State(app): State<App>) -> Answer<Json<api::Stats>> {
-    let _place = app.statistics().await?;
+    let _place = app.statistics(&domain).await?;
     Ok(Json(domain.store.stats(None).await?))
 }
 
@@ -34,7 +34,7 @@ pub(crate) async fn all(Access { domain, .. }: Access<Pull, AllRepositories>, St
     responses((status = 200, description = "In bytes on storage", body = api::Usage), failures::Listing),
 )]
 pub(crate) async fn usage(Access { domain, .. }: Access<Admin, AllRepositories>, State(app): State<App>) -> Answer<Json<api::Usage>> {
-    let _place = app.statistics().await?;
+    let _place = app.statistics(&domain).await?;
     Ok(Json(domain.collector.usage().await?))
 }
 
@@ -73,7 +73,7 @@ pub(crate) async fn of_repository(
         Some(selector) => Some(domain.store.resolve(&repository, &selector).await?),
         None => None,
     };
-    let _place = app.statistics().await?;
+    let _place = app.statistics(&domain).await?;
     Ok(Json(match (below, agent) {
         (None, None) => domain.store.stats(Some(&repository)).await?,
         (below, agent) => domain.store.stats_of(&repository, &StatsFilter { below, agent }).await?,
@@ -101,7 +101,7 @@ pub(crate) async fn freed(
             snapshots.entry(of.repository).or_default().extend(of.snapshots);
         }
     }
-    let _place = app.statistics().await?;
+    let _place = app.statistics(&domain).await?;
     let freed = domain.store.freed_by(&snapshots, &domain.collector.requests).await?;
     Ok(Json(freed.ok_or_else(|| ApiError::new(ErrorCode::Unavailable, "the registry stops"))?))
 }
