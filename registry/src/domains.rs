@@ -10,13 +10,13 @@ use crate::background::{Collector, Limits, Retention, schedule};
 use crate::config::Config;
 use crate::metrics::forget;
 use crate::problem::ApiError;
+use crate::reports::ReportLog;
 use parking_lot::Mutex;
 use pfr_schema::api::DomainState;
 use pfr_schema::{DomainName, ErrorCode};
 use pfr_store::{Budget, Result, Schedule, Store};
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -30,8 +30,8 @@ pub(crate) struct Domain {
     pub(crate) collector: Collector,
     pub(crate) retention: Retention,
     pub(crate) schedule: Schedule,
-    /// Whether the disk had no room for the last report of an agent.
-    pub(crate) refuses_reports: AtomicBool,
+    /// What the log has said of reports of agents.
+    pub(crate) reports: ReportLog,
     /// Permits to compute its statistics, among those of all domains.
     pub(crate) statistics: Arc<Semaphore>,
     collections: Arc<Semaphore>,
@@ -43,7 +43,7 @@ impl Domain {
         let retention = Retention::new(store.clone(), name.clone());
         let schedule = schedule(&store, &collector, &retention, limits, config, removes);
         let (statistics, collections) = (Arc::new(Semaphore::new(STATISTICS_OF_DOMAIN)), Arc::new(Semaphore::new(1)));
-        Arc::new(Self { name, store, collector, retention, schedule, refuses_reports: AtomicBool::default(), statistics, collections })
+        Arc::new(Self { name, store, collector, retention, schedule, reports: ReportLog::default(), statistics, collections })
     }
 
     /// A permit to collect on request, at once or not at all: a second collection would find

@@ -38,6 +38,7 @@ mod pull_through;
 mod rates;
 mod redirect;
 mod reload;
+mod reports;
 pub mod routes;
 pub mod server;
 pub mod storage;

@@ -12,7 +12,6 @@ use axum::Json;
 use axum::http::StatusCode;
 use pfr_schema::{AgentName, ErrorCode, api};
 use pfr_store::{Error, Page};
-use std::sync::atomic::Ordering;
 
 /// Agents in an answer, whatever its limit. A report may have some hundred KiB, and a caller with
 /// `push` may fill all of them.
@@ -67,16 +66,21 @@ pub(crate) async fn report(
     JsonBody { value: report, .. }: JsonBody<api::AgentReport>,
 ) -> Answer<StatusCode> {
     report.check().map_err(|error| ApiError::invalid(error.to_string()))?;
-    let kept = domain.store.metadata().report_agent(name, caller.label().map(str::to_owned), report).await;
-    // Every agent reports again and again: the log says once that the disk has no room for that.
+    let kept = domain.store.metadata().report_agent(name.clone(), caller.label().map(str::to_owned), report).await;
     match &kept {
-        Err(Error::Full(reason)) if !domain.refuses_reports.swap(true, Ordering::Relaxed) => {
+        Err(Error::Full(reason)) if domain.reports.is_news(true) => {
             tracing::warn!(domain = %domain.name, reason, "the disk is nearly full: reports of agents are refused");
         }
-        Ok(()) if domain.refuses_reports.swap(false, Ordering::Relaxed) => {
-            tracing::info!(domain = %domain.name, "reports of agents are kept again");
+        Err(error) if error.code() == ErrorCode::TooLarge && domain.reports.is_first(&name) => {
+            tracing::warn!(domain = %domain.name, agent = %name, %error, "report of an agent refused; logged once until one is kept");
         }
-        _ => {}
+        Ok(()) => {
+            domain.reports.kept(&name);
+            if domain.reports.is_news(false) {
+                tracing::info!(domain = %domain.name, "reports of agents are kept again");
+            }
+        }
+        Err(_) => {}
     }
     kept?;
     Ok(StatusCode::NO_CONTENT)

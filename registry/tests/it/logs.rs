@@ -1,5 +1,6 @@
 //! One log line a request, with its id, and with the cause that the client was not told.
 
+use pfr_schema::api::AgentReport;
 use pfr_store::{Domains, NewAccessToken, Options, Store};
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::path::Path;
@@ -46,19 +47,24 @@ fn served(data: &Path, options: &[&str], requests: &[String]) -> (String, Vec<se
     (answers, log.lines().map(|l| serde_json::from_str(l).unwrap_or_else(|e| panic!("{e}: {l}"))).collect())
 }
 
-#[test]
-fn reports_of_agents_have_no_lines_and_a_full_disk_has_one_for_all_of_them() {
-    let dir = tempfile::tempdir().expect("a directory");
-    let report = |at: usize| {
-        let then = if at == 2 { "close" } else { "keep-alive" };
-        let body = r#"{"version":"1","interval_seconds":30,"engines":[],"jobs":[]}"#;
+/// The reports of these agents, after which the connection is closed.
+fn reports(agents: &[&str]) -> Vec<String> {
+    let body = r#"{"version":"1","interval_seconds":30,"engines":[],"jobs":[]}"#;
+    let report = |(at, agent): (usize, &&str)| {
+        let then = if at + 1 == agents.len() { "close" } else { "keep-alive" };
         format!(
-            "PUT /v1/agents/gpu-{at} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\
+            "PUT /v1/agents/{agent} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\
              connection: {then}\r\n\r\n{body}",
             body.len()
         )
     };
-    let reports: Vec<String> = (0..3).map(report).collect();
+    agents.iter().enumerate().map(report).collect()
+}
+
+#[test]
+fn reports_of_agents_have_no_lines_and_a_full_disk_has_one_for_all_of_them() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let reports = reports(&["gpu-0", "gpu-1", "gpu-2"]);
     // The second time the floor is so high that the disk is always below it.
     for (options, status, warnings) in [(&[][..], "204", 0), (&["--min-free-bytes", "1000000000000000"], "507", 1)] {
         let (answers, lines) = served(dir.path(), options, &reports);
@@ -67,6 +73,23 @@ fn reports_of_agents_have_no_lines_and_a_full_disk_has_one_for_all_of_them() {
         let of_disk = |line: &&serde_json::Value| line["message"].as_str().is_some_and(|text| text.contains("reports of agents"));
         assert_eq!(lines.iter().filter(of_disk).count(), warnings, "{lines:?}");
     }
+}
+
+#[tokio::test]
+async fn an_agent_for_which_its_domain_has_no_place_has_one_warning() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let store = Store::open(dir.path(), Options::default()).await.expect("a store");
+    for number in 0..1000 {
+        let report = AgentReport { version: "1".into(), interval_seconds: 30, engines: vec![], jobs: vec![], stopped: false };
+        store.metadata().report_agent(format!("old-{number}").parse().expect("a name"), None, report).await.expect("it is kept");
+    }
+    drop(store);
+    let (answers, lines) = served(dir.path(), &[], &reports(&["gpu-0", "gpu-1", "gpu-0", "old-7", "gpu-1"]));
+    assert_eq!((answers.matches("HTTP/1.1 413").count(), answers.matches("HTTP/1.1 204").count()), (4, 1), "{answers}");
+    let warned: Vec<_> = lines.iter().filter(|line| line["level"] == "WARN" && line["agent"].is_string()).collect();
+    let agents: Vec<_> = warned.iter().map(|line| line["agent"].as_str()).collect();
+    assert_eq!(agents, [Some("gpu-0"), Some("gpu-1")], "{lines:?}");
+    assert!(warned.iter().all(|line| line["error"].as_str().is_some_and(|why| why.contains("1000"))), "{warned:?}");
 }
 
 #[test]
