@@ -188,6 +188,16 @@ async fn the_engines_of_a_fleet_are_those_that_agents_reported() {
     let document: Value = serde_json::from_str(&fleet(&["--json", "--forget", "gpu-3"])).unwrap();
     assert_eq!(document, json!({"forgotten": ["gpu-3"]}));
     assert!(fleet(&[]).contains("no agent has reported"));
+    // What was done before a failure is in the document, and the rest is left.
+    for host in ["gpu-1", "gpu-2"] {
+        let report = AgentReport { version: "0.1.0".to_owned(), interval_seconds: 60, engines: vec![], jobs: vec![], stopped: false };
+        registry.remote().report_agent(&host.parse().unwrap(), &report).await.unwrap();
+    }
+    let args = ["engines", "--fleet", "--registry", registry.url.as_str(), "--json", "--forget", "gpu-1", "gpu-9", "gpu-2"];
+    let (code, stdout, stderr) = pf(dir.path(), &args);
+    assert_eq!((code, serde_json::from_str::<Value>(&stdout).unwrap()), (5, json!({"forgotten": ["gpu-1"]})), "{stderr}");
+    assert!(stderr.contains("1 agent forgotten, then") && stderr.contains("gpu-9"), "{stderr}");
+    assert_eq!(fleet(&["--forget", "gpu-2"]), "forgot gpu-2\n");
     for (args, exit, words) in [
         (&["engines", "--fleet", "--forget", "gpu-1", "--registry", &registry.url][..], 5, "gpu-1"),
         (&["engines", "--fleet", "--forget", "a/b", "--registry", &registry.url], 1, "agent name"),

@@ -73,19 +73,28 @@ async fn fleet(context: &mut Context) -> Result<(), Failure> {
     context.out.table(&table)
 }
 
-/// `pf engines --fleet --forget`: deletes the last reports of agents.
+/// `pf engines --fleet --forget`: deletes the last reports of agents, and reports each at once.
+/// After a failure the rest is left.
 async fn forget(context: &mut Context, agents: &[AgentName]) -> Result<(), Failure> {
     let remote = context.remote(None)?;
+    let (mut forgotten, mut result) = (Vec::new(), Ok(()));
     for name in agents {
-        remote.forget_agent(name).await.map_err(unknown)?;
+        result = remote.forget_agent(name).await.map_err(unknown);
+        if result.is_err() {
+            break;
+        }
+        forgotten.push(name);
         if !context.json {
             context.out.line(format!("forgot {name}"))?;
         }
     }
     if context.json {
-        return context.out.json(&json!({"forgotten": agents}));
+        context.out.json(&json!({"forgotten": forgotten}))?;
     }
-    Ok(())
+    result.map_err(|failure| match forgotten.len() {
+        0 => failure,
+        done => failure.context(&format!("{} forgotten, then", count(done as u64, "agent"))),
+    })
 }
 
 /// An unknown agent gets the command that lists the agents.
