@@ -1,8 +1,10 @@
-//! An agent that ends in the middle of a fill. The engine takes its blocks back when it sees the
-//! end of the connection, so nothing may be written after that. A real process, real shared memory.
+//! An agent that ends. In the middle of a fill the engine takes its blocks back when it sees the end
+//! of the connection, so nothing may be written after that. A real process, real shared memory.
 
 use crate::common::client::{Client, memfd_of};
 use crate::common::layout::{Group, Spec};
+use crate::common::registry;
+use pfr_client::{Remote, RemoteOptions};
 use pfr_schema::engine::{Sequence, Verb};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
@@ -139,6 +141,10 @@ struct Agent(Child);
 
 impl Agent {
     fn start(dir: &Path) -> Self {
+        Self::start_with(dir, &[])
+    }
+
+    fn start_with(dir: &Path, options: &[&str]) -> Self {
         let mut process = Command::new(env!("CARGO_BIN_EXE_pf-agent"))
             .args(["serve", "--data"])
             .arg(dir)
@@ -146,6 +152,7 @@ impl Agent {
             .arg(dir.join("agent.sock"))
             .arg("--engine-socket")
             .arg(dir.join("engines.sock"))
+            .args(options)
             .env_clear()
             .env("HOME", dir)
             .stdout(Stdio::piped())
@@ -228,4 +235,29 @@ async fn a_stopping_agent_ends_no_connection_under_a_copy() {
     for _ in 0..3 {
         end(dir.path(), &memory, Signal::TERM, 1).await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_last_report_of_an_agent_names_the_engines_that_its_end_lets_go() {
+    let (dir, data) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let url = registry(dir.path()).await;
+    let remote = Remote::new(&url, RemoteOptions::default()).unwrap();
+    let memory = Arc::new(File::from(memfd_of("pf-ending", &memory())));
+    // The end of an agent waits only a second for its last report: a busy machine may take longer.
+    for _ in 0..10 {
+        let options = ["--registry", &url, "--report-name", "gpu-1", "--report-interval", "3600"];
+        let mut agent = Agent::start_with(data.path(), &options);
+        let engine = Engine::register(&data.path().join("engines.sock"), &memory).await;
+        kill_process(Pid::from_child(&agent.0), Signal::TERM).unwrap();
+        assert!(agent.0.wait().unwrap().success());
+        engine.reader.join().unwrap();
+        let reported = remote.agents(None, 10).await.unwrap().agents;
+        let last = reported.iter().map(|agent| &agent.report).find(|report| report.stopped);
+        if let Some(last) = last {
+            let engines: Vec<&str> = last.engines.iter().map(|engine| engine.engine.as_str()).collect();
+            assert_eq!(engines, ["e"]);
+            return;
+        }
+    }
+    panic!("the registry was never told of an end");
 }

@@ -3,12 +3,15 @@
 use crate::common::engine::Synthetic;
 use crate::common::layout::Spec;
 use crate::common::{Host, capture, eager, host_with, registry, tokens};
+use axum::body::Bytes;
+use axum::http::StatusCode;
 use pfr_agent::report;
 use pfr_client::{Remote, RemoteOptions};
 use pfr_schema::agent::{DrainRequest, JobRequest, JobState};
 use pfr_schema::api::{AgentEngineState, AgentInfo, AgentJobKind};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
+use tokio::sync::mpsc;
 
 async fn host(registry: Option<String>, seconds: u64) -> Host {
     host_with(|config| {
@@ -74,6 +77,33 @@ async fn a_registry_that_hangs_holds_up_nothing() {
     let _silent = listener.accept().await.unwrap();
     capture(&host, "e", "t").await;
     assert!(!reports.is_finished());
+    reports.abort();
+}
+
+/// The wait for the next report begins with the answer to the one before. So if no part of the
+/// interval were left out, no report could come within an interval after an answer, on any machine.
+#[tokio::test(flavor = "multi_thread")]
+async fn reports_leave_out_a_part_of_the_interval() {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+    let host = host(Some(format!("http://{}", listener.local_addr().unwrap())), 1).await;
+    let (tell, mut answered) = mpsc::unbounded_channel();
+    let answer = move |_report: Bytes| {
+        drop(tell.send(Instant::now()));
+        async { StatusCode::NO_CONTENT }
+    };
+    tokio::spawn(axum::serve(listener, axum::Router::new().fallback(answer)).into_future());
+    let reports = tokio::spawn(report::run(host.agent.clone()));
+    let waited = async {
+        let mut before = answered.recv().await.unwrap();
+        loop {
+            let next = answered.recv().await.unwrap();
+            if next.duration_since(before) < host.agent.config().report_interval {
+                return;
+            }
+            before = next;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), waited).await.expect("a report that comes before the end of an interval");
     reports.abort();
 }
 
