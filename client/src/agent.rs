@@ -95,13 +95,16 @@ impl AgentClient {
         self.ask(self.http.post(url(&["engines", engine, "restores"])?).json(request)).await
     }
 
-    /// The last restores into an engine, and what became of the states that lay ready for it:
-    /// newest first, `limit` of them at most.
+    /// The last restores into an engine, or into all engines, those that have left too, and what
+    /// became of the states that lay ready: newest first, `limit` of them at most.
     ///
     /// # Errors
     /// As [`Self::engines`].
-    pub async fn restores(&self, engine: &str, limit: u32) -> Result<Restores> {
-        let mut address = url(&["engines", engine, "restores"])?;
+    pub async fn restores(&self, engine: Option<&str>, limit: u32) -> Result<Restores> {
+        let mut address = match engine {
+            Some(engine) => url(&["engines", engine, "restores"])?,
+            None => url(&["restores"])?,
+        };
         address.query_pairs_mut().append_pair("limit", &limit.to_string());
         self.ask(self.http.get(address)).await
     }

@@ -6,8 +6,8 @@ use axum::Json;
 use axum::body::Bytes;
 use axum::extract::{Path, Query, State};
 use pfr_schema::agent::{
-    Drain, DrainRequest, EngineInfo, Engines, Fits, Job, JobRequest, Jobs, Outline, Pushes, RestoreReport, RestoreRequest, Restores,
-    SaveInfo, Sequences, SnapshotReport, SnapshotRequest,
+    Drain, DrainRequest, EngineInfo, Engines, Fits, Job, JobRequest, Jobs, Outline, Pushes, RestoreRecord, RestoreReport, RestoreRequest,
+    Restores, SaveInfo, Sequences, SnapshotReport, SnapshotRequest,
 };
 use pfr_service::problem::ApiError;
 use serde::Deserialize;
@@ -50,7 +50,7 @@ pub(super) async fn restore(State(agent): State<Agent>, Path(name): Path<String>
     Ok(Json(agent.restore(&name, request).await?))
 }
 
-/// What `GET /v1/engines/{engine}/restores` may ask for.
+/// What `GET /v1/restores` and `GET /v1/engines/{engine}/restores` may ask for.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Newest {
@@ -58,10 +58,29 @@ pub(super) struct Newest {
     limit: Option<usize>,
 }
 
+impl Newest {
+    fn limit(&self) -> usize {
+        self.limit.unwrap_or(usize::MAX)
+    }
+}
+
+/// The answer with these records, of which those of engines that have left are marked.
+fn marked(agent: &Agent, mut restores: Vec<RestoreRecord>) -> Json<Restores> {
+    let engines = agent.all_engines();
+    for record in &mut restores {
+        record.gone = engines.iter().all(|info| info.engine != record.engine);
+    }
+    Json(Restores { restores })
+}
+
+pub(super) async fn all_restores(State(agent): State<Agent>, Query(newest): Query<Newest>) -> Json<Restores> {
+    marked(&agent, agent.records().newest(newest.limit()))
+}
+
 pub(super) async fn restores(State(agent): State<Agent>, Path(name): Path<String>, Query(newest): Query<Newest>) -> Answer<Restores> {
     // An engine that has left is still remembered.
-    if let Some(restores) = agent.records().list(&name, newest.limit.unwrap_or(usize::MAX)) {
-        return Ok(Json(Restores { restores }));
+    if let Some(restores) = agent.records().list(&name, newest.limit()) {
+        return Ok(marked(&agent, restores));
     }
     info(&agent, name)?;
     Ok(Json(Restores::default()))

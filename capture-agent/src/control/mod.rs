@@ -53,6 +53,7 @@ fn router(agent: Agent) -> Result<Router> {
         .route("/v1/engines/{engine}", get(handlers::engine))
         .route("/v1/engines/{engine}/snapshots", post(handlers::snapshot))
         .route("/v1/engines/{engine}/restores", get(handlers::restores).post(handlers::restore))
+        .route("/v1/restores", get(handlers::all_restores))
         .route("/v1/engines/{engine}/checks", post(handlers::check))
         .route("/v1/engines/{engine}/sequences", get(handlers::sequences))
         .route("/v1/saves/{ticket}", get(handlers::save))

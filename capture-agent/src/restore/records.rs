@@ -1,5 +1,6 @@
 //! The last restores into each engine, and what became of the states that lay ready for it: what
-//! `pf restores` lists. They are kept in memory only.
+//! `pf restores` lists. They are kept in memory only, also those of engines that have left: a crash
+//! is what an operator asks about.
 
 use super::staged::{Offer, position_of};
 use super::write::Written;
@@ -8,6 +9,7 @@ use lru::LruCache;
 use parking_lot::Mutex;
 use pfr_schema::agent::{RestoreOutcome, RestoreRecord, RestoreReport};
 use pfr_schema::engine::{Fill, Outcome, Taking};
+use std::cmp::Reverse;
 use std::collections::VecDeque;
 use std::num::NonZeroUsize;
 use std::time::Instant;
@@ -55,6 +57,18 @@ impl Records {
         let records = self.0.lock();
         let of = records.peek(engine)?;
         Some(of.iter().rev().take(limit).map(|entry| entry.record.clone()).collect())
+    }
+
+    /// The last records of all engines, also of those that have left: `limit` at most, newest
+    /// first.
+    #[must_use]
+    pub fn newest(&self, limit: usize) -> Vec<RestoreRecord> {
+        let records = self.0.lock();
+        let of_each = records.iter().flat_map(|(_, of)| of.iter().rev().take(limit));
+        let mut newest: Vec<&RestoreRecord> = of_each.map(|entry| &entry.record).collect();
+        // Those of one engine stay in the order in which they were noted.
+        newest.sort_by_key(|record| Reverse(record.noted_at));
+        newest.into_iter().take(limit).cloned().collect()
     }
 
     /// Notes a restore that has ended at `now`, in milliseconds since 1970.
@@ -178,6 +192,8 @@ impl Entry {
     fn new(now: u64, engine: &str, outcome: RestoreOutcome) -> Self {
         let record = RestoreRecord {
             engine: engine.to_owned(),
+            // It is known when the record is listed.
+            gone: false,
             noted_at: now,
             outcome,
             reason: None,
@@ -346,6 +362,22 @@ mod tests {
         let differ = (RestoreOutcome::Failed, Some(Taking::LogitsDiffer), None);
         assert_eq!(listed(&records), [differ, (RestoreOutcome::Partly, None, None)]);
         assert_eq!(records.list("e", 1).unwrap()[0].position, Some(40));
+    }
+
+    #[test]
+    fn the_records_of_all_engines_are_listed_together_newest_first() {
+        let records = Records::default();
+        for (now, engine, reference) in [(1, "a", "x"), (2, "b", "x"), (3, "a", "x"), (3, "a", "y"), (4, "b", "x")] {
+            records.ended(now, engine, reference, 0.5, Err(&Error::Ended));
+        }
+        let newest = |limit| {
+            let of = |record: RestoreRecord| (record.noted_at, record.engine, record.reference.unwrap());
+            records.newest(limit).into_iter().map(of).collect::<Vec<_>>()
+        };
+        let all = [(4, "b", "x"), (3, "a", "y"), (3, "a", "x"), (2, "b", "x"), (1, "a", "x")];
+        let all = all.map(|(now, engine, reference)| (now, engine.to_owned(), reference.to_owned()));
+        assert_eq!((newest(usize::MAX), newest(2)), (all.to_vec(), all[..2].to_vec()));
+        assert_eq!(Records::default().newest(9), []);
     }
 
     #[test]

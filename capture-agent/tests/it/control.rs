@@ -203,12 +203,39 @@ async fn what_makes_no_sense_is_a_problem() {
         ("/v1/engines/f/sequences", ErrorCode::EngineUnknown),
         ("/v1/engines/f/restores", ErrorCode::EngineUnknown),
         ("/v1/engines/e/restores?limit=all", ErrorCode::InvalidRequest),
+        ("/v1/restores?limit=all", ErrorCode::InvalidRequest),
         ("/v1/engines/e/restores?since=1", ErrorCode::InvalidRequest),
         ("/v1/saves/never", ErrorCode::NotFound),
         ("/v1/jobs/never", ErrorCode::NotFound),
     ] {
         assert_eq!(problem(client.get(path).await).await.code, code, "{path}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn restores_of_all_engines_are_listed_and_those_of_one_that_has_left_are_marked() {
+    let host = host().await;
+    let client = Client::of(&host).await;
+    let [mut gone, _there] = ["e", "f"].map(|name| Synthetic::start(&host.agent, Spec::hybrid(name)));
+    for engine in ["e", "f", "e"] {
+        let body = json!({"reference": "team/agent:never", "local": true});
+        assert_eq!(client.post(&format!("/v1/engines/{engine}/restores"), &body).await.status(), 404);
+    }
+    let listed = async |path: &str| {
+        let listed: Restores = client.get(path).await.json().await.unwrap();
+        let mut engines: Vec<(String, bool)> = listed.restores.into_iter().map(|record| (record.engine, record.gone)).collect();
+        engines.sort();
+        engines
+    };
+    let of = |engine: &str, gone: bool| (engine.to_owned(), gone);
+    assert_eq!(listed("/v1/restores").await, [of("e", false), of("e", false), of("f", false)]);
+    gone.leave();
+    assert_eq!(listed("/v1/restores").await, [of("e", true), of("e", true), of("f", false)]);
+    assert_eq!(listed("/v1/engines/e/restores?limit=1").await, [of("e", true)]);
+    assert_eq!(listed("/v1/restores?limit=2").await.len(), 2);
+    // One of the same name has come since.
+    let _again = Synthetic::start(&host.agent, Spec::hybrid("e"));
+    assert_eq!(listed("/v1/engines/e/restores?limit=1").await, [of("e", false)]);
 }
 
 #[tokio::test(flavor = "multi_thread")]

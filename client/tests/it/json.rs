@@ -100,7 +100,7 @@ fn answering(socket: &Path) {
                 "digest": digest, "engine": "e", "boundary": 3, "tokens": 4, "pages": 1, "bytes_pulled": 1, "bytes_written": 1,
                 "values_computed": 0, "values_attested": 0, "oracle": false, "total_seconds": 0.1,
             }),
-            "GET /v1/engines/e/restores?limit=100" => json!({"restores": [
+            "GET /v1/restores?limit=100" => json!({"restores": [
                 {"engine": "e", "noted_at": 951_782_400_123_u64, "outcome": "not-taken", "reason": "fill-late", "requests": 2},
             ]}),
             // A job of both kinds: this agent does not read what it is asked for.

@@ -5,7 +5,7 @@ use crate::engine::Taking;
 use crate::error::ErrorCode;
 use serde::{Deserialize, Serialize};
 
-/// Answer to `GET /v1/engines/{engine}/restores`.
+/// Answer to `GET /v1/restores` and `GET /v1/engines/{engine}/restores`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Restores {
     /// Newest first.
@@ -17,6 +17,9 @@ pub struct Restores {
 pub struct RestoreRecord {
     /// The engine.
     pub engine: String,
+    /// Whether this engine has left, and none of its name has come since.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub gone: bool,
     /// Milliseconds since 1970, UTC, when the agent noted it.
     pub noted_at: u64,
     /// What became of it.

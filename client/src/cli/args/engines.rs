@@ -136,7 +136,7 @@ pub struct Restore {
 /// Arguments of `restores`.
 #[derive(Debug, clap::Args)]
 pub struct RestoresArgs {
-    /// The engine, as `pf engines` lists it; all engines if left out
+    /// The engine, as `pf engines` lists it, or one that has left; all of both if left out
     pub engine: Option<String>,
     /// Most restores to show: the last ones. The agent remembers 256 of each engine
     #[arg(long, short = 'n', default_value_t = 100, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]

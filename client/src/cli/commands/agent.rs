@@ -16,7 +16,6 @@ use pfr_schema::api::{AgentEngine, AgentEngineState, AgentInfo, AgentList};
 use pfr_schema::engine::{SequenceState, Taking};
 use pfr_schema::{AgentName, ErrorCode};
 use serde_json::json;
-use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -277,25 +276,7 @@ pub fn print_sequences(out: &mut Out, answer: &Sequences) -> Result<(), Failure>
 
 /// `pf restores`.
 pub async fn restores(context: &mut Context, args: RestoresArgs) -> Result<(), Failure> {
-    let agent = context.agent(args.at.agent.as_deref())?;
-    let mut restores = Vec::new();
-    match args.engine {
-        Some(engine) => restores = agent.restores(&engine, args.limit).await?.restores,
-        None => {
-            for info in agent.engines().await?.engines {
-                match agent.restores(&info.engine, args.limit).await {
-                    Ok(of) => restores.extend(of.restores),
-                    // It has left in this moment, and nothing was ever restored into it.
-                    Err(error) if error.code() == ErrorCode::EngineUnknown => {}
-                    Err(error) => return Err(error.into()),
-                }
-            }
-        }
-    }
-    // Those of one engine stay in the order in which the agent has them.
-    restores.sort_by_key(|record| Reverse(record.noted_at));
-    restores.truncate(args.limit as usize);
-    let answer = Restores { restores };
+    let answer = context.agent(args.at.agent.as_deref())?.restores(args.engine.as_deref(), args.limit).await?;
     if context.json {
         return context.out.json(&answer);
     }
@@ -325,7 +306,7 @@ fn print_restores(out: &mut Out, answer: &Restores) -> Result<(), Failure> {
     for record in answer.restores.iter().rev() {
         table.row([
             age(record.noted_at, now),
-            one_line(&record.engine),
+            engine_of(record),
             record.digest.map_or_else(|| "-".to_owned(), |digest| digest.short()),
             one_line(&outcome(record)),
             one_line(&taker(record)),
@@ -338,6 +319,12 @@ fn print_restores(out: &mut Out, answer: &Restores) -> Result<(), Failure> {
         ]);
     }
     out.table(&table)
+}
+
+/// The engine of a restore, and whether it has left.
+fn engine_of(record: &RestoreRecord) -> String {
+    let engine = one_line(&record.engine);
+    if record.gone { format!("{engine} (gone)") } else { engine }
 }
 
 /// What became of a restore, and why.
@@ -409,10 +396,12 @@ mod tests {
             let mut record = serde_json::json!({"engine": "e", "noted_at": 1, "outcome": "restored"});
             record.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
             let record: RestoreRecord = serde_json::from_value(record).unwrap();
+            assert_eq!(engine_of(&record), if record.gone { "e (gone)" } else { "e" });
             (outcome(&record), taker(&record))
         };
         for (fields, said, who) in [
             (serde_json::json!({"sequence": "seq-1"}), "restored", "seq-1"),
+            (serde_json::json!({"gone": true}), "restored", ""),
             (serde_json::json!({"outcome": "partly", "request": "r-1", "requests": 1}), "taken in part", "r-1"),
             (serde_json::json!({"outcome": "not-taken", "reason": "fill-late", "requests": 2}), "not taken: fill-late", "2 requests"),
             (

@@ -1,7 +1,7 @@
 //! A snapshot that does not fit an engine is refused with an error of its own, and the engine stays
 //! as it was. (Forged documents and misbehaving memory are in the agent's own tests.)
 
-use pfr_tests::{Engine, Host, Model, Proxy, Registry, Tamper, files};
+use pfr_tests::{Engine, Host, Model, Proxy, Registry, Tamper, files, wait_for};
 
 /// Two hosts, a captured engine on one, another engine to restore into.
 struct Scene {
@@ -133,6 +133,13 @@ fn restores_are_listed_with_what_became_of_them() {
     drop(there);
     let gone = scene.b.pf.run(&["restores", "there"]).ok();
     assert!(gone.stdout.contains("  restored  "), "{gone:?}");
+    let all = wait_for("the engine to leave", 60, || {
+        let all = scene.b.pf.json(&["restores"]);
+        (all["restores"][1]["gone"] == true).then_some(all)
+    });
+    assert!(all["restores"][0]["engine"] == "other" && all["restores"][0].get("gone").is_none(), "{all}");
+    let table = scene.b.pf.run(&["restores"]).ok().stdout;
+    assert!(table.contains("there (gone)") && !table.contains("other (gone)"), "{table}");
 }
 
 #[test]
