@@ -132,7 +132,7 @@ pub(super) async fn insert_snapshot<T: Tx>(
     let insert = "INSERT INTO parents (manifest, position, digest)
                   SELECT $2, u.n - 1, u.digest FROM unnest($1::bytea[]) WITH ORDINALITY AS u(digest, n)";
     tx.execute_each(insert, vec![parents.iter().copied().collect()], values![id]).await?;
-    prefixes::insert(tx, repository, id, marks).await?;
+    prefixes::insert(tx, &[(repository, id, marks)]).await?;
     objects::add_refs(tx, object, 1).await?;
     Ok(id)
 }

@@ -23,12 +23,22 @@ const PASSING: i64 = 32;
 /// Lengths that are tried with one statement, of snapshots whose tokens are not known.
 const LENGTHS: usize = 1024;
 
-/// Writes the rows of a snapshot.
-pub(super) async fn insert<T: Tx>(tx: &mut T, repository: i64, manifest: i64, marks: &[PrefixMark]) -> Outcome<()> {
-    let insert = "INSERT INTO prefixes (repository, key, tokens, proof, manifest) SELECT $4, u.key, u.tokens, u.proof, $5
-                  FROM unnest($1::bigint[], $2::bigint[], $3::bigint[]) AS u(key, tokens, proof) ON CONFLICT DO NOTHING";
-    let of = |field: fn(&PrefixMark) -> i64| -> Column { marks.iter().map(field).collect() };
-    tx.execute_each(insert, vec![of(|m| m.key), of(|m| m.tokens), of(|m| m.proof)], values![repository, manifest]).await?;
+/// Writes the rows of snapshots: each is a repository, the row id of a manifest, and its rows.
+pub(super) async fn insert<T: Tx>(tx: &mut T, snapshots: &[(i64, i64, &[PrefixMark])]) -> Outcome<()> {
+    type Row = (i64, PrefixMark, i64);
+    let insert = "INSERT INTO prefixes (repository, key, tokens, proof, manifest)
+                  SELECT u.repository, u.key, u.tokens, u.proof, u.manifest
+                  FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[])
+                  AS u(repository, key, tokens, proof, manifest) ON CONFLICT DO NOTHING";
+    let rows = |(repository, manifest, marks): &(i64, i64, &[PrefixMark])| -> Vec<Row> {
+        marks.iter().map(|mark| (*repository, *mark, *manifest)).collect()
+    };
+    let mut rows: Vec<Row> = snapshots.iter().flat_map(rows).collect();
+    // In the order of the table: neighbours lie on one page, which is then changed once.
+    rows.sort_unstable();
+    let of = |field: fn(&Row) -> i64| -> Column { rows.iter().map(field).collect() };
+    let columns = vec![of(|row| row.0), of(|row| row.1.key), of(|row| row.1.tokens), of(|row| row.1.proof), of(|row| row.2)];
+    tx.execute_each(insert, columns, &[]).await?;
     Ok(())
 }
 
@@ -40,16 +50,19 @@ pub(super) async fn unprefixed<T: Tx>(tx: &mut T, after: i64, limit: usize) -> O
 }
 
 /// Writes the rows of snapshots that have none yet; one that was deleted meanwhile is left out.
+///
+/// Two statements for all of them, and not two for each: after each statement with RETURNING,
+/// SQLite goes through all that its transaction has journaled, so the time would be quadratic.
 pub(super) async fn index<T: Tx>(tx: &mut T, found: &[(i64, Vec<PrefixMark>)]) -> Outcome<u64> {
-    let mut indexed = 0;
-    for (manifest, marks) in found {
-        let done = "UPDATE manifests SET prefixed = true WHERE id = $1 AND NOT prefixed RETURNING repository";
-        if let Some(repository) = tx.returning(done, values![*manifest]).await?.pop() {
-            insert(tx, repository, *manifest, marks).await?;
-            indexed += 1;
-        }
-    }
-    Ok(indexed)
+    let done = "UPDATE manifests SET prefixed = true WHERE id = ANY(ARRAY(
+                  SELECT id FROM manifests WHERE id = ANY($1) AND NOT prefixed ORDER BY id FOR NO KEY UPDATE))
+                RETURNING id, repository";
+    let ids: Vec<i64> = found.iter().map(|(manifest, _)| *manifest).collect();
+    let repositories: HashMap<i64, i64> = tx.returning::<(i64, i64)>(done, values![ids]).await?.into_iter().collect();
+    let here = found.iter().filter_map(|(manifest, marks)| Some((*repositories.get(manifest)?, *manifest, marks.as_slice())));
+    let snapshots: Vec<(i64, i64, &[PrefixMark])> = here.collect();
+    insert(tx, &snapshots).await?;
+    Ok(repositories.len() as u64)
 }
 
 /// Prefix lengths of snapshots, as the index has them.
@@ -85,7 +98,7 @@ pub(super) async fn correct<T: Tx>(tx: &mut T, found: &[(i64, Vec<PrefixMark>)])
         let done = "UPDATE manifests SET prefixed = true WHERE id = $1 RETURNING repository";
         if let Some(repository) = tx.returning(done, values![*manifest]).await?.pop() {
             tx.execute("DELETE FROM prefixes WHERE manifest = $1", values![*manifest]).await?;
-            insert(tx, repository, *manifest, marks).await?;
+            insert(tx, &[(repository, *manifest, marks.as_slice())]).await?;
         }
     }
     Ok(())

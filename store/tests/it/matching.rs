@@ -9,7 +9,7 @@ use pfr_schema::run::Run;
 use pfr_schema::snapshot::{Descriptor, Manifest, SnapshotConfig};
 use pfr_schema::tree::{Document, Group, GroupKind, PageTree, RunRef, SCHEMA, TreeSequence};
 use pfr_schema::{Digest, Kind, media_type, prefix};
-use pfr_store::{Budget, PrefixPath, Store, document_frame};
+use pfr_store::{Budget, PrefixMark, PrefixPath, Prefixed, Store, document_frame};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,6 +20,7 @@ on_backends!([memory = Memory, sqlite = SqliteDisk, postgres = PostgresDisk]:
 );
 on_backends!([sqlite = SqliteDisk, postgres = PostgresDisk]:
     what_a_rebuild_brings_back_is_found,
+    snapshots_that_are_indexed_already_or_gone_are_left_out,
     refusals_are_told_and_no_salt_is,
     what_is_quarantined_is_passed_over,
     fsck_finds_and_corrects_rows_of_the_index,
@@ -364,6 +365,27 @@ async fn what_is_quarantined_is_passed_over(on: Backend) {
         assert_eq!(reason(damaged), Some((0, "it is damaged")));
     }
     assert_eq!(reason(list.manifest).map(|(common, _)| common), Some(0), "its tokens cannot be compared");
+}
+
+async fn snapshots_that_are_indexed_already_or_gone_are_left_out(on: Backend) {
+    let rig = Rig::new(on).await;
+    for (number, length) in [300, 4400, 20].into_iter().enumerate() {
+        push(&rig.store, &on_the_way(length), number).await;
+    }
+    let in_order = |mut snapshots: Vec<Prefixed>| {
+        snapshots.iter_mut().for_each(|snapshot| snapshot.marks.sort_unstable());
+        snapshots
+    };
+    let before = in_order(rig.metadata.prefixed(0, 10).await.unwrap());
+    rig.sql("DELETE FROM prefixes");
+    rig.sql("UPDATE manifests SET prefixed = false");
+    let mut marks: Vec<(i64, Vec<PrefixMark>)> = before.iter().map(|one| (one.manifest, one.marks.clone())).collect();
+    assert_eq!(rig.metadata.index_prefixes(marks[1..2].to_vec()).await.unwrap(), 1);
+    let other = vec![PrefixMark { key: 1, tokens: 2, proof: 3 }];
+    marks[1].1.clone_from(&other);
+    marks.push((1 << 40, other));
+    assert_eq!(rig.metadata.index_prefixes(marks).await.unwrap(), 2);
+    assert_eq!(in_order(rig.metadata.prefixed(0, 10).await.unwrap()), before);
 }
 
 async fn refusals_are_told_and_no_salt_is(on: Backend) {
