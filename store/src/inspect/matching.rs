@@ -17,7 +17,7 @@ use crate::metadata::PrefixPath;
 use futures::StreamExt as _;
 use pfr_schema::checkpoint::Key;
 use pfr_schema::container::Container;
-use pfr_schema::snapshot::SnapshotConfig;
+use pfr_schema::snapshot::{Manifest, SnapshotConfig};
 use pfr_schema::tree::GroupKind;
 use pfr_schema::{Digest, Kind, RepositoryName, api, media_type, prefix};
 use std::cmp::Reverse;
@@ -38,12 +38,17 @@ const REJECTED: usize = 8;
 /// Maximum bytes of token lists that are read to find how many tokens agree: first of snapshots
 /// that share the deepest waypoint, then of others.
 const LISTS: u64 = 16 << 20;
+/// Maximum bytes of token lists that are read only to say how many tokens agree: of snapshots that
+/// can be used at their end or not at all. A request that matches nothing would else read and hash
+/// megabytes for each of the newest snapshots.
+const EXPLAINED: u64 = 4 << 20;
 /// Waypoints that are looked at, the deepest first, until a snapshot there can be used.
 const WAYPOINTS: usize = 8;
 
 /// A snapshot that says which prefix it is of.
 struct Candidate {
     digest: Digest,
+    manifest: Manifest,
     /// Its list of tokens, and that list's bytes.
     tokens: Option<(Digest, u64)>,
     fingerprint: Option<Digest>,
@@ -72,6 +77,8 @@ struct Matching<'a> {
     lists: HashMap<Digest, u64>,
     /// Bytes of lists that may still be read.
     left: u64,
+    /// The same, of snapshots that can be used only at their end.
+    explained: u64,
     /// The snapshot to resume from, and where.
     found: Option<(Candidate, u64)>,
     rejected: Vec<api::MatchRejected>,
@@ -96,6 +103,7 @@ impl Store {
             path: &path,
             lists: HashMap::new(),
             left: LISTS,
+            explained: EXPLAINED,
             found: None,
             rejected: Vec::new(),
             truncated: false,
@@ -137,6 +145,12 @@ impl Store {
         }
         others.extend(self.snapshots(repository, None, NEWEST).await?.rows.into_iter().map(|row| row.digest));
         others.retain(|digest| seen.insert(*digest));
+        if matching.found.is_some() {
+            // Those that are no longer than the match neither replace it nor are refused: two blobs
+            // need not be read of each.
+            let lengths = self.prefix_lengths(repository, others.clone()).await?;
+            others.retain(|digest| lengths.get(digest).is_none_or(|tokens| *tokens > matching.position()));
+        }
         // The newest may not be in the index yet.
         let others = self.candidates(others, &mut matching.rejected).await?;
         matching.look(others).await?;
@@ -172,7 +186,15 @@ impl Store {
         let config = SnapshotConfig::parse(&self.read(&manifest.config.digest).await?, &self.options.limits)?;
         let SnapshotConfig { fingerprint, prefix, .. } = config;
         let tokens = manifest.layers_of(media_type::TOKENS).next().map(|layer| (layer.digest, layer.size));
-        Ok(prefix.map(|key| Candidate { digest: *digest, tokens, fingerprint, key }))
+        Ok(prefix.map(|key| Candidate { digest: *digest, manifest, tokens, fingerprint, key }))
+    }
+}
+
+impl Candidate {
+    /// Whether it is clear from the manifest that no position before the end is legal.
+    fn is_used_at_its_end_only(&self) -> bool {
+        let has = |layer| self.manifest.layers_of(layer).next().is_some();
+        has(media_type::CHECKPOINT) || !has(media_type::TREE)
     }
 }
 
@@ -231,8 +253,7 @@ impl Matching<'_> {
         let (common, reason) = self.tokens_differ(candidate).await?;
         // Equal tokens with another key are not to be trusted.
         if common > 0 && common < candidate.key.tokens {
-            let manifest = self.store.manifest(&candidate.digest).await?;
-            if let Some(position) = self.store.legal(&manifest, candidate.key.tokens).await?.deepest(common) {
+            if let Some(position) = self.store.legal(&candidate.manifest, candidate.key.tokens).await?.deepest(common) {
                 if position > self.position() && !self.lists_its_prefix(candidate).await? {
                     return Ok(Verdict::Tokens(0, "its list of tokens is not of its prefix key".into()));
                 }
@@ -262,7 +283,7 @@ impl Matching<'_> {
         if self.path.key(key.tokens) != Some(key.prefix) {
             return self.partly(candidate).await;
         }
-        let manifest = self.store.manifest(&candidate.digest).await?;
+        let manifest = &candidate.manifest;
         let mut checkpoints = 0;
         for layer in manifest.layers_of(media_type::CHECKPOINT) {
             checkpoints += 1;
@@ -275,7 +296,7 @@ impl Matching<'_> {
             }
         }
         if checkpoints == 0
-            && let Some(tree) = self.store.trees(&manifest).await?.into_iter().find(|tree| tree.group.kind == GroupKind::Recurrent)
+            && let Some(tree) = self.store.trees(manifest).await?.into_iter().find(|tree| tree.group.kind == GroupKind::Recurrent)
         {
             let reason = format!("no checkpoint at the boundary {}: group {:?} is recurrent", key.tokens, tree.group.name);
             return Ok(Verdict::State(reason));
@@ -303,10 +324,11 @@ impl Matching<'_> {
             return Ok((0, format!("the tokens before {position} have another prefix key; the snapshot does not list them")));
         };
         if !self.lists.contains_key(&list) {
-            let Some(left) = self.left.checked_sub(size) else {
+            let left = if candidate.is_used_at_its_end_only() { &mut self.explained } else { &mut self.left };
+            let Some(rest) = left.checked_sub(size) else {
                 return Ok((0, format!("the tokens before {position} have another prefix key; too many to compare them all")));
             };
-            self.left = left;
+            *left = rest;
             let common = match self.store.read(&list).await {
                 Ok(bytes) => alike(&bytes, tokens),
                 Err(Error::BlobUnknown { .. } | Error::Format(_) | Error::Corrupt { .. }) => 0,

@@ -22,6 +22,8 @@ on_backends!([sqlite = SqliteDisk, postgres = PostgresDisk]:
     what_a_rebuild_brings_back_is_found,
     snapshots_that_are_indexed_already_or_gone_are_left_out,
     refusals_are_told_and_no_salt_is,
+    some_of_many_long_lists_are_read_to_explain_refusals,
+    a_match_is_not_explained_by_shorter_snapshots,
     what_is_quarantined_is_passed_over,
     fsck_finds_and_corrects_rows_of_the_index,
     fsck_takes_a_damaged_list_of_tokens_for_no_fault_of_the_index,
@@ -409,6 +411,34 @@ async fn refusals_are_told_and_no_salt_is(on: Backend) {
     let found = ask(store, on_the_way(120).way.tokens(), false).await;
     let about_it = found.rejected.iter().find(|one| one.digest == newest).unwrap();
     assert_eq!((about_it.common, about_it.reason.as_str()), (0, "another salt"));
+}
+
+async fn some_of_many_long_lists_are_read_to_explain_refusals(on: Backend) {
+    let rig = Rig::new(on).await;
+    // Lists of 1.2 MB.
+    let way = |to| Way { length: 300_000, leaves: 1600, to };
+    for to in 1..=5 {
+        push(&rig.store, &Spec { way: way(to), ..on_the_way(0) }, 0).await;
+    }
+    let found = ask(&rig.store, way(9).tokens(), false).await;
+    assert_eq!((found.digest, found.truncated), (None, false));
+    assert_eq!(found.rejected.iter().map(|one| one.common).collect::<Vec<_>>(), [1600, 1600, 1600, 0, 0]);
+    assert!(found.rejected[3..].iter().all(|one| one.reason.contains("too many to compare them all")), "{:?}", found.rejected);
+}
+
+async fn a_match_is_not_explained_by_shorter_snapshots(on: Backend) {
+    let rig = Rig::new(on).await;
+    let (short, long) = (push_documents(&rig.store, &on_the_way(100), 0).await, push(&rig.store, &on_the_way(300), 1).await);
+    let other = push(&rig.store, &Spec { way: Way { length: 400, leaves: 200, to: 2 }, ..on_the_way(0) }, 2).await;
+    // It would be refused if it were read.
+    accuse(&rig.store, &[short.config]).await;
+    let found = ask(&rig.store, on_the_way(310).way.tokens(), false).await;
+    assert_eq!((found.digest, found.boundary), (Some(long), 300));
+    assert_eq!(found.rejected.iter().map(|one| (one.digest, one.common)).collect::<Vec<_>>(), [(other, 200)]);
+    // It is, where it is the only one that would fit.
+    let found = ask(&rig.store, on_the_way(110).way.tokens(), false).await;
+    assert_eq!(found.digest, None);
+    assert!(found.rejected.iter().any(|one| one.digest == short.manifest && one.reason == "it is damaged"), "{:?}", found.rejected);
 }
 
 /// 275 blocks: two rows that say that the snapshot goes on, and one where it ends.
