@@ -193,11 +193,23 @@ impl Walk {
                 next.extend(&node.open);
                 continue;
             };
-            let (nodes, pages): (Vec<ObjectId>, Vec<ObjectId>) = node.open.iter().partition(|id| self.group.nodes.contains_key(*id));
+            let (nodes, pages): (Vec<ObjectId>, Vec<ObjectId>) = node.open.iter().partition(|id| self.group.node_pages.contains(*id));
             next.extend(nodes);
-            let own: Vec<u64> = pages.into_iter().map(ObjectId::unsigned_abs).filter(|id| self.fresh.insert(*id)).collect();
-            new += each * own.len() as u64;
-            chunks.insert(id, Chunk { each, own: ranges(own.into_iter().map(u64::cast_signed)) });
+            let mut own: Vec<Range> = Vec::new();
+            // Pages of a push have row ids one after the other: one step for all of them.
+            for part in pages.chunk_by(follows) {
+                let (Some(first), Some(last)) = (part.first(), part.last()) else { continue };
+                let range = first.unsigned_abs()..=last.unsigned_abs();
+                if self.fresh.range_cardinality(range.clone()) == 0 {
+                    self.fresh.insert_range(range);
+                    own.push((*first, *last));
+                } else {
+                    own.extend(part.iter().filter(|id| self.fresh.insert(id.unsigned_abs())).map(|id| (*id, *id)));
+                }
+            }
+            let own = merged(own);
+            new += each * own.iter().map(|(first, last)| first.abs_diff(*last) + 1).sum::<u64>();
+            chunks.insert(id, Chunk { each, own });
         }
         let freed = self.freed(row);
         let chunks = freed.iter().filter_map(|id| chunks.remove(id)).collect();
@@ -290,6 +302,11 @@ async fn frame_bytes<T: Tx>(tx: &mut T, ranges: Vec<Range>) -> Outcome<u64> {
 
 fn columns(ranges: &[Range]) -> Vec<Column> {
     vec![ranges.iter().map(|range| range.0).collect(), ranges.iter().map(|range| range.1).collect()]
+}
+
+/// Whether a row id is the next one.
+fn follows(id: &ObjectId, next: &ObjectId) -> bool {
+    id + 1 == *next
 }
 
 /// Ascending ids as ranges.

@@ -1,6 +1,6 @@
 //! The nodes of some snapshots that no earlier snapshot reached.
 
-use super::{merged, nodes_in, ranges};
+use super::{follows, merged, nodes_in, ranges};
 use crate::metadata::children::unpack;
 use crate::metadata::sql::values;
 use crate::metadata::tx::{Outcome, Tx};
@@ -33,6 +33,8 @@ pub(super) struct Leaf {
 pub(super) struct Group {
     pub nodes: HashMap<ObjectId, Node>,
     pub leaves: HashMap<ObjectId, Leaf>,
+    /// Pages that are nodes too: hardly ever any, so that the set is asked and not the map.
+    pub node_pages: HashSet<ObjectId>,
     /// Page chunks whose lists are there.
     chunks: HashSet<ObjectId>,
 }
@@ -51,6 +53,7 @@ impl Group {
         while !chunks.is_empty() {
             // A page may be stored as a node, if another node lists the same bytes as one.
             let nodes = group.load_chunks(tx, reached, &chunks).await?;
+            group.node_pages.extend(&nodes);
             group.load_nodes(tx, reached, nodes.clone()).await?;
             chunks = group.chunks_below(&nodes, u64::MAX).0;
         }
@@ -131,7 +134,29 @@ fn is_open(reached: &ObjectSet, id: ObjectId) -> bool {
 
 /// The ids of a packed list that `reached` lacks.
 fn opened(reached: &ObjectSet, packed: &[u8]) -> Outcome<Vec<ObjectId>> {
-    let mut ids = unpack(packed)?;
-    ids.retain(|id| is_open(reached, *id));
-    Ok(ids)
+    let mut open = Vec::new();
+    for part in unpack(packed)?.chunk_by(follows) {
+        match part {
+            // A chunk of a fork lists many pages of its parent one after the other: one look-up.
+            [first, .., last] if reached.contains_range(first.unsigned_abs()..=last.unsigned_abs()) => {}
+            _ => open.extend(part.iter().filter(|id| is_open(reached, **id))),
+        }
+    }
+    Ok(open)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metadata::children::pack;
+
+    #[test]
+    fn a_list_is_opened_to_exactly_what_was_not_reached() {
+        let reached: ObjectSet = (10_u64..20).chain([30, 33]).collect();
+        let of = |ids: &[ObjectId]| opened(&reached, &pack(ids.to_vec())).expect("just packed");
+        assert_eq!(of(&[12, 13, 14, 40, 41, 42]), [40, 41, 42]);
+        assert_eq!(of(&[8, 9, 10, 11, 19, 20, 21]), [8, 9, 20, 21]);
+        assert_eq!(of(&[29, 30, 31, 33, 35]), [29, 31, 35]);
+        assert_eq!(of(&[10, 30, 33]), [0; 0]);
+    }
 }
