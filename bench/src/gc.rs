@@ -3,7 +3,7 @@
 
 mod beside;
 pub mod rows;
-mod straight;
+pub mod straight;
 mod sweep;
 
 use crate::Result;

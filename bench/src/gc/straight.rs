@@ -6,6 +6,7 @@ use crate::Result;
 use pfr_schema::codec::Codec;
 use pfr_schema::frame::Header;
 use pfr_schema::{Digest, Kind};
+use pfr_store::PrefixMark;
 use rusqlite::{CachedStatement, Connection, params};
 use std::path::Path;
 
@@ -13,10 +14,63 @@ const OBJECT: &str = "INSERT INTO objects (id, digest, size, kind, refs, keep_un
                       VALUES (?1, ?2, ?3, ?4, 1, 0, ?5, ?6, ?7, 0)";
 const CONTAINER: &str = "INSERT INTO containers (object, children, pages, components, page_bytes, logical_bytes, new_bytes)
                          VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?6)";
+const MANIFEST: &str = "INSERT INTO manifests (repository, object, pushed_at, used_at, logical_bytes, new_bytes, prefixed, agent)
+                        VALUES (?1, ?2, 0, 0, ?3, ?3, 1, '')";
+const PREFIX: &str = "INSERT INTO prefixes (repository, key, tokens, proof, manifest) VALUES (?1, ?2, ?3, ?4, ?5)";
+
+/// Snapshots between two lines that say how far the writing is.
+const SAID: usize = 100_000;
 
 /// Fills tables that exist and are empty with snapshots of `per_snapshot` objects each. Returns the
 /// number of objects, and a page chunk that other snapshots may list.
 pub fn fill(path: &Path, repository: &str, objects: u64, per_snapshot: u64, run_pages: usize) -> Result<(u64, StoredRun)> {
+    let (written, first) = write(path, &["objects"], |connection| {
+        let (mut filler, mut first) = (Filler::new(connection, repository)?, None);
+        while filler.id < objects {
+            let own = filler.snapshot(per_snapshot.min(objects - filler.id).max(6), run_pages)?;
+            first = first.or(own);
+        }
+        filler.close_pack()?;
+        Ok((filler.id, first))
+    })?;
+    Ok((written, first.ok_or("no run was written")?))
+}
+
+/// A snapshot that has tokens and no pages.
+pub struct Listing {
+    /// How many tokens it has.
+    pub tokens: u64,
+    /// Its rows in the prefix index.
+    pub marks: Vec<PrefixMark>,
+}
+
+/// Fills tables that exist and are empty with `snapshots`, of which there are `count`. Each has a
+/// configuration and a list of tokens of its own.
+pub fn fill_prefixes(path: &Path, repository: &str, count: usize, snapshots: impl Iterator<Item = Listing>) -> Result<()> {
+    write(path, &["objects", "manifests", "prefixes"], |connection| {
+        let (mut filler, mut rows) = (Filler::new(connection, repository)?, Vec::new());
+        for (number, Listing { tokens, marks }) in snapshots.enumerate() {
+            let manifest = filler.listing(tokens)?;
+            rows.extend(marks.into_iter().map(|mark| (mark, manifest)));
+            if (number + 1).is_multiple_of(SAID) {
+                eprintln!("{} of {count} snapshots are in the tables", number + 1);
+            }
+        }
+        filler.close_pack()?;
+        // The table is its own index, which cannot be dropped: in its order, rows are appended.
+        rows.sort_unstable();
+        let mut insert = connection.prepare(PREFIX)?;
+        for (mark, manifest) in &rows {
+            insert.execute([filler.repository, mark.key, mark.tokens, mark.proof, *manifest])?;
+        }
+        eprintln!("{} rows are in the prefix index; next are the other indexes", rows.len());
+        Ok(())
+    })
+}
+
+/// Lets `rows` write to a database that nothing else uses, in one transaction, without waiting for
+/// the disk, while the indexes of `tables` are not there.
+fn write<T>(path: &Path, tables: &[&str], rows: impl FnOnce(&Connection) -> Result<T>) -> Result<T> {
     let connection = Connection::open(path)?;
     // The connection that made the tables may still be closing.
     let mut tries = 0;
@@ -29,52 +83,55 @@ pub fn fill(path: &Path, repository: &str, objects: u64, per_snapshot: u64, run_
     }
     connection.execute_batch("PRAGMA synchronous = OFF; PRAGMA cache_size = -500000; PRAGMA foreign_keys = OFF;")?;
     // Rows in order first, then each index sorted at once: random insertion would take an hour.
-    let indexes: Vec<(String, String)> = connection
-        .prepare("SELECT name, sql FROM sqlite_master WHERE type = 'index' AND tbl_name = 'objects' AND sql IS NOT NULL")?
-        .query_map([], |r| Ok((r.get(0)?, r.get(1)?)))?
-        .collect::<rusqlite::Result<_>>()?;
+    let mut indexes: Vec<(String, String)> = Vec::new();
+    for table in tables {
+        let find = "SELECT name, sql FROM sqlite_master WHERE type = 'index' AND tbl_name = ?1 AND sql IS NOT NULL";
+        let mut find = connection.prepare(find)?;
+        let found = find.query_map([*table], |row| Ok((row.get(0)?, row.get(1)?)))?.collect::<rusqlite::Result<Vec<(String, String)>>>()?;
+        indexes.extend(found);
+    }
     for (name, _) in &indexes {
         connection.execute_batch(&format!("DROP INDEX {name}"))?;
     }
     connection.execute_batch("BEGIN")?;
-    connection.execute("INSERT INTO repositories (name) VALUES (?1)", [repository])?;
-    let repository = connection.last_insert_rowid();
-    let mut filler = Filler {
-        object: connection.prepare_cached(OBJECT)?,
-        container: connection.prepare_cached(CONTAINER)?,
-        connection: &connection,
-        id: 0,
-        pack: 0,
-        frames: 0,
-        end: 8,
-    };
-    let mut first = None;
-    while filler.id < objects {
-        let own = filler.snapshot(repository, per_snapshot.min(objects - filler.id).max(6), run_pages)?;
-        first = first.or(own);
-    }
-    filler.close_pack()?;
-    let written = filler.id;
-    drop(filler);
+    let written = rows(&connection)?;
     connection.execute_batch("COMMIT; PRAGMA threads = 2;")?;
     for (_, statement) in &indexes {
         connection.execute_batch(statement)?;
     }
     connection.execute_batch("PRAGMA journal_mode = WAL;")?;
-    Ok((written, first.ok_or("no run was written")?))
+    Ok(written)
 }
 
 struct Filler<'a> {
     connection: &'a Connection,
     object: CachedStatement<'a>,
     container: CachedStatement<'a>,
+    manifest: CachedStatement<'a>,
+    /// Row id of the repository.
+    repository: i64,
     id: u64,
     pack: i64,
     frames: usize,
     end: u64,
 }
 
-impl Filler<'_> {
+impl<'a> Filler<'a> {
+    fn new(connection: &'a Connection, repository: &str) -> Result<Self> {
+        connection.execute("INSERT INTO repositories (name) VALUES (?1)", [repository])?;
+        Ok(Self {
+            connection,
+            object: connection.prepare_cached(OBJECT)?,
+            container: connection.prepare_cached(CONTAINER)?,
+            manifest: connection.prepare_cached(MANIFEST)?,
+            repository: connection.last_insert_rowid(),
+            id: 0,
+            pack: 0,
+            frames: 0,
+            end: 8,
+        })
+    }
+
     /// Writes the next object. Returns its id.
     fn put(&mut self, kind: Kind, len: u64) -> Result<i64> {
         if self.frames == 0 {
@@ -122,7 +179,7 @@ impl Filler<'_> {
         Ok(())
     }
 
-    fn snapshot(&mut self, repository: i64, objects: u64, run_pages: usize) -> Result<Option<StoredRun>> {
+    fn snapshot(&mut self, objects: u64, run_pages: usize) -> Result<Option<StoredRun>> {
         let (mut runs, mut reach, mut first) = (Vec::new(), 0, None);
         for pages in lengths(objects, run_pages) {
             let children: Vec<i64> = (0..2 * pages).map(|_| self.put(Kind::Blob, PAGE_BYTES)).collect::<Result<_>>()?;
@@ -139,12 +196,18 @@ impl Filler<'_> {
         let manifest = self.put(Kind::Manifest, DOCUMENT_BYTES)?;
         reach += 2 * DOCUMENT_BYTES;
         self.contain(manifest, &[config, tree], None, reach)?;
-        self.connection
-            .prepare_cached(
-                "INSERT INTO manifests (repository, object, pushed_at, used_at, logical_bytes, new_bytes) VALUES (?1, ?2, 0, 0, ?3, ?3)",
-            )?
-            .execute([repository, manifest, (reach + DOCUMENT_BYTES) as i64])?;
+        self.manifest.execute([self.repository, manifest, (reach + DOCUMENT_BYTES) as i64])?;
         Ok(first)
+    }
+
+    /// Writes a snapshot without pages. Returns the row id of its manifest.
+    fn listing(&mut self, tokens: u64) -> Result<i64> {
+        let (config, list) = (self.put(Kind::Blob, DOCUMENT_BYTES)?, self.put(Kind::Blob, 4 * tokens)?);
+        let manifest = self.put(Kind::Manifest, DOCUMENT_BYTES)?;
+        let reach = DOCUMENT_BYTES + 4 * tokens;
+        self.contain(manifest, &[config, list], None, reach)?;
+        self.manifest.execute([self.repository, manifest, (reach + DOCUMENT_BYTES) as i64])?;
+        Ok(self.connection.last_insert_rowid())
     }
 }
 
