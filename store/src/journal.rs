@@ -70,7 +70,7 @@ impl Store {
         let path = Path::from(row.key.as_str());
         let stage = Stage::storage("put journal", &row.key, found);
         stage.end(self.packs.put(&path, PutPayload::from(bytes)).await.map_err(Error::packs))?;
-        self.settle_folder(&path).await?;
+        self.settle(&path).await?;
         Ok(row)
     }
 

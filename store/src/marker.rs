@@ -21,13 +21,22 @@ const WORDS: &str =
     "Packs and the journal of a pf store lie beside this. Without this file nothing that is missing here is taken for lost.\n";
 
 impl Store {
-    /// Checks the database and writes the marker before a store gets its first pack. Does so once
-    /// in each process.
+    /// Checks the database before a process writes its first pack. Writes the marker if the store
+    /// has no pack yet; otherwise the storage must have it.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`]: it is not the storage of this store, or it or the database cannot be
+    /// reached. The next call checks again.
     pub(crate) async fn mark(&self) -> Result<()> {
         let mark = || async {
             self.names_are_known().await?;
             self.decide_clear().await?;
-            self.put_marker().await
+            if self.metadata.packs(None, 1).await?.is_empty() {
+                self.put_marker().await
+            } else {
+                // It was written before the first row of a pack.
+                self.storage_is_there().await
+            }
         };
         self.marked.get_or_try_init(mark).await.copied()
     }
@@ -110,5 +119,15 @@ impl Store {
             }),
             Err(error) => Err(Error::packs(error)),
         }
+    }
+
+    /// [`Self::storage_is_there`] for a storage that is a directory. Its disk may be unmounted
+    /// while this process runs: writes then succeed, and lie on the disk below, where nothing finds
+    /// them when the other one is mounted again. A bucket that is gone refuses writes.
+    ///
+    /// # Errors
+    /// As [`Self::storage_is_there`].
+    pub(crate) async fn directory_is_there(&self) -> Result<()> {
+        if self.packs_dir.is_some() { self.storage_is_there().await } else { Ok(()) }
     }
 }

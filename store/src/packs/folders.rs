@@ -5,14 +5,16 @@ use crate::error::{Error, Result};
 use object_store::path::Path;
 
 impl Store {
-    /// Makes the name of an object's folder durable. The object store syncs the folders that it
-    /// makes. One that is there already it takes as it is, although another writer may have made it
-    /// a moment ago, or one that was killed. A folder goes only with its store, so once a process
-    /// is enough.
+    /// Called when an object was written, before it counts as stored. Checks that it was not
+    /// written to a disk below one that is not mounted any more, and makes the name of its folder
+    /// durable. The object store syncs the folders that it makes. One that is there already it
+    /// takes as it is, although another writer may have made it a moment ago, or one that was
+    /// killed. A folder goes only with its store, so once a process is enough.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
-    pub(crate) async fn settle_folder(&self, object: &Path) -> Result<()> {
+    pub(crate) async fn settle(&self, object: &Path) -> Result<()> {
+        self.directory_is_there().await?;
         let (Some(dir), Some((folder, _))) = (self.packs_dir.clone(), object.as_ref().split_once('/')) else { return Ok(()) };
         if self.settled.lock().contains(folder) {
             return Ok(());

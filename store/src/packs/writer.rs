@@ -68,6 +68,7 @@ impl PackWriter {
             // Not after the bytes were sent. The transaction that indexes them decides.
             store.metadata.has_room().await?;
         }
+        store.directory_is_there().await?;
         let renewal = push.map_or_else(|| Renewal::done(store), |push| push.renewal.clone());
         // Never reused and never derived from content: a late or repeated delete can only hit bytes
         // that no row names.
@@ -257,7 +258,7 @@ impl PackWriter {
         let stage = Stage::storage("complete pack", &self.key, self.offset);
         let completed = stage.end(self.upload.complete().await.map_err(Error::packs));
         let completed = match completed {
-            Ok(_) => self.store.settle_folder(&path(&self.key)).await,
+            Ok(_) => self.store.settle(&path(&self.key)).await,
             Err(error) => Err(error),
         };
         // An answer may be lost after the object was made.

@@ -1,7 +1,8 @@
 //! The storage is out of reach, but its objects are not lost: nothing counts as lost, and
 //! everything works when it is back.
 
-use crate::common::{leaks, push, repository, snapshot};
+use crate::common::{leaks, pieces, push, repository, snapshot, tag};
+use futures::StreamExt as _;
 use pfr_schema::ErrorCode;
 use pfr_schema::api::ScrubReport;
 use pfr_store::{Clock, Error, GcOptions, Options, PackState, Result, ScrubOptions, Store};
@@ -68,6 +69,7 @@ async fn a_directory_that_is_not_mounted_costs_nothing() {
         is_out_of_reach("a read", store.read(&kept.manifest.digest).await);
         is_out_of_reach("a proof", store.verify(&kept.manifest.digest, &mut |_| ()).await);
         is_out_of_reach("fsck", store.fsck(false, &mut |_| ()).await);
+        is_out_of_reach("a push", push(&store, &snapshot(&[200, 201], vec![]), "new").await);
         assert_eq!(store.damaged().await.unwrap(), [], "{left:?}: nothing is quarantined");
         // Rows of what may come back stay.
         now.fetch_add(2 * 3_600_000, Ordering::SeqCst);
@@ -83,6 +85,58 @@ async fn a_directory_that_is_not_mounted_costs_nothing() {
         store.gc(&hour, &mut |_| ()).await.unwrap();
         leaks::assert_none_in(&store, dir.path()).await;
     }
+}
+
+/// Files of packs in a directory.
+fn packs_in(dir: &Path) -> Vec<String> {
+    leaks::files(dir).into_keys().filter(|name| leaks::is_pack(name)).collect()
+}
+
+#[tokio::test]
+async fn what_is_confirmed_never_lies_on_the_disk_below_one_that_is_not_mounted() {
+    let dir = tempfile::tempdir().unwrap();
+    let (packs, away) = (dir.path().join("packs"), dir.path().join("away"));
+    let (old, new, late) = (snapshot(&[1, 2, 3], vec![]), snapshot(&[4, 5, 6], vec![]), snapshot(&[7, 8, 9], vec![]));
+    let before = Store::open(dir.path(), Options::default()).await.unwrap();
+    push(&before, &old, "old").await.unwrap();
+
+    // It goes in the middle of an upload.
+    let session = before.open_push(&repository()).await.unwrap();
+    let frames = late.stream();
+    let last = frames.len().div_ceil(100);
+    let mut piece = 0;
+    let upload = pieces(&frames, 100).inspect(|_| {
+        piece += 1;
+        if piece == last {
+            std::fs::rename(&packs, &away).unwrap();
+            std::fs::create_dir(&packs).unwrap();
+        }
+    });
+    is_out_of_reach("an upload", before.ingest(&session.id, upload).await);
+    assert!(away.exists());
+
+    // Neither the process that has written to it nor one that starts now takes the other disk.
+    let after = Store::open(dir.path(), Options::default()).await.unwrap();
+    let below = packs_in(&packs);
+    for (store, name) in [(&before, "one"), (&after, "other")] {
+        is_out_of_reach("a push", push(store, &new, "new").await);
+        is_out_of_reach("a tag", store.put_tag(&repository(), tag(name), old.manifest.digest, None).await);
+    }
+    assert_eq!(packs_in(&packs), below);
+
+    std::fs::remove_dir_all(&packs).unwrap();
+    std::fs::rename(&away, &packs).unwrap();
+    for (store, snapshot, name) in [(&before, &new, "new"), (&after, &late, "late")] {
+        push(store, snapshot, name).await.unwrap();
+    }
+    for snapshot in [&old, &new, &late] {
+        after.verify(&snapshot.manifest.digest, &mut |_| ()).await.unwrap();
+    }
+    // The tags that could not be confirmed were noted, and are in the journal now.
+    for name in ["one", "other"] {
+        assert_eq!(after.tag(&repository(), &tag(name)).await.unwrap().digest, old.manifest.digest);
+    }
+    assert!(after.metadata().unjournaled(1).await.unwrap().is_empty());
 }
 
 fn put(packs: &Path, left: Left) {
