@@ -107,10 +107,7 @@ fn health(config: &Config) -> Result<(), Error> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Error::io("start threads"))?;
     let agent = AgentClient::new(&config.socket)?;
     let asked = runtime.block_on(async { tokio::time::timeout(HEALTH_LIMIT, agent.ready()).await });
-    let silent = |_| pfr_client::Error::AgentGone {
-        socket: config.socket.clone(),
-        reason: format!("no answer within {} seconds", HEALTH_LIMIT.as_secs()),
-    };
+    let silent = |_| pfr_client::Error::AgentSilent { socket: config.socket.clone(), limit: HEALTH_LIMIT };
     asked.map_err(silent)??;
     // A closed standard output does not make the agent unhealthy.
     let _ = writeln!(std::io::stdout(), "ready");

@@ -10,9 +10,12 @@ use pfr_schema::api::Problem;
 use reqwest::{RequestBuilder, Url};
 use serde::de::DeserializeOwned;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Most bytes of an answer.
 const ANSWER_MAX: usize = 64 << 20;
+/// How long an answer may take that the agent has at hand, without asking an engine or a registry.
+const AT_HAND: Duration = Duration::from_secs(30);
 
 /// A client of one agent. No request is retried: a repeated snapshot would be a second one.
 #[derive(Clone, Debug)]
@@ -49,9 +52,10 @@ impl AgentClient {
     ///
     /// # Errors
     /// Of every method here: [`Error::NoAgent`], [`Error::AgentGone`], [`Error::NotAnAgent`], or
-    /// [`Error::Agent`] with the agent's message.
+    /// [`Error::Agent`] with the agent's message. [`Error::AgentSilent`] after 30 seconds, of those
+    /// that list something or describe one thing; [`Self::sequences`] asks the engine.
     pub async fn engines(&self) -> Result<Engines> {
-        self.ask(self.http.get(url(&["engines"])?)).await
+        self.ask_at_hand(self.http.get(url(&["engines"])?)).await
     }
 
     /// Whether the agent works and reaches its store.
@@ -68,7 +72,7 @@ impl AgentClient {
     /// # Errors
     /// As [`Self::engines`].
     pub async fn engine(&self, engine: &str) -> Result<EngineInfo> {
-        self.ask(self.http.get(url(&["engines", engine])?)).await
+        self.ask_at_hand(self.http.get(url(&["engines", engine])?)).await
     }
 
     /// The sequences of an engine that can be captured, and the saves that its requests asked for.
@@ -106,7 +110,7 @@ impl AgentClient {
             None => url(&["restores"])?,
         };
         address.query_pairs_mut().append_pair("limit", &limit.to_string());
-        self.ask(self.http.get(address)).await
+        self.ask_at_hand(self.http.get(address)).await
     }
 
     /// The queue of pushes, oldest first.
@@ -114,7 +118,7 @@ impl AgentClient {
     /// # Errors
     /// As [`Self::engines`].
     pub async fn pushes(&self) -> Result<Pushes> {
-        self.ask(self.http.get(url(&["pushes"])?)).await
+        self.ask_at_hand(self.http.get(url(&["pushes"])?)).await
     }
 
     /// Whether a snapshot fits an engine, by what a registry says of it.
@@ -138,7 +142,7 @@ impl AgentClient {
     /// # Errors
     /// As [`Self::engines`].
     pub async fn jobs(&self) -> Result<Jobs> {
-        self.ask(self.http.get(url(&["jobs"])?)).await
+        self.ask_at_hand(self.http.get(url(&["jobs"])?)).await
     }
 
     /// One job.
@@ -146,7 +150,7 @@ impl AgentClient {
     /// # Errors
     /// As [`Self::engines`].
     pub async fn job(&self, id: &str) -> Result<Job> {
-        self.ask(self.http.get(url(&["jobs", id])?)).await
+        self.ask_at_hand(self.http.get(url(&["jobs", id])?)).await
     }
 
     /// Cancels a job, and returns it when it has ended.
@@ -160,6 +164,13 @@ impl AgentClient {
     async fn ask<T: DeserializeOwned>(&self, request: RequestBuilder) -> Result<T> {
         let body = self.answer(request).await?;
         serde_json::from_slice(&body).map_err(|e| self.foreign(format!("its answer cannot be read: {e}")))
+    }
+
+    /// [`Self::ask`] for an answer that the agent has at hand: an agent that hangs is not waited
+    /// for.
+    async fn ask_at_hand<T: DeserializeOwned>(&self, request: RequestBuilder) -> Result<T> {
+        let silent = |_| Error::AgentSilent { socket: self.socket.clone(), limit: AT_HAND };
+        tokio::time::timeout(AT_HAND, self.ask(request)).await.map_err(silent)?
     }
 
     /// The body of an answer that is not an error.

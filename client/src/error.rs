@@ -5,6 +5,7 @@ use crate::remote::Distrust;
 use pfr_schema::api::Problem;
 use pfr_schema::{Digest, ErrorCode, FormatError};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// The result of a client operation.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -38,6 +39,9 @@ pub enum Error {
     /// The capture agent's answer did not arrive, or broke off.
     #[error("the capture agent at {socket} went away before it answered: {reason}. The request may have been carried out", socket = socket.display())]
     AgentGone { socket: PathBuf, reason: String },
+    /// The capture agent has not answered a question whose answer it has at hand.
+    #[error("the capture agent at {socket} has not answered for {seconds} seconds", socket = socket.display(), seconds = limit.as_secs())]
+    AgentSilent { socket: PathBuf, limit: Duration },
     /// The capture agent refused, with its message.
     #[error("{}{}", problem.detail, request_id(problem))]
     Agent { problem: Box<Problem> },
@@ -110,9 +114,8 @@ impl Error {
             Self::WrongBytes { code, .. } | Self::Layout { code, .. } => *code,
             // It may be renewed.
             Self::Certificate { .. } => ErrorCode::Unavailable,
-            Self::Unreachable { .. } | Self::Cut { .. } | Self::TooSlow { .. } | Self::NoAgent { .. } | Self::AgentGone { .. } => {
-                ErrorCode::Unavailable
-            }
+            Self::Unreachable { .. } | Self::Cut { .. } | Self::TooSlow { .. } => ErrorCode::Unavailable,
+            Self::NoAgent { .. } | Self::AgentGone { .. } | Self::AgentSilent { .. } => ErrorCode::Unavailable,
             Self::Foreign { status, .. } => match status {
                 401 => ErrorCode::Unauthorized,
                 403 => ErrorCode::Denied,
@@ -140,7 +143,7 @@ impl Error {
     pub fn retryable(&self) -> bool {
         match self {
             Self::Registry { problem } | Self::Agent { problem } => problem.retryable,
-            Self::Unreachable { .. } | Self::Cut { .. } => true,
+            Self::Unreachable { .. } | Self::Cut { .. } | Self::AgentSilent { .. } => true,
             Self::Layout { code, .. } => code.retryable(),
             Self::Foreign { status, .. } => matches!(status, 408 | 429 | 502 | 503 | 504),
             _ => false,

@@ -184,7 +184,7 @@ impl From<pfr_store::Error> for Failure {
                 Some(Suggestion::new("ls").local().repository().then(" lists its tags and snapshots"))
             }
             ErrorCode::CorruptStore => Some("pull the snapshot again: that heals the store".into()),
-            ErrorCode::StorageFull => Some(full("on the store's disk", |command| command.local())),
+            ErrorCode::StorageFull => Some(full("on the store's disk", |command| command.local(), FREES)),
             code => hint(code),
         };
         Self::Error { code, message: format!("local store: {error}"), hint, retryable: code.retryable() }
@@ -212,6 +212,9 @@ impl From<pfr_client::Error> for Failure {
                     .into(),
             ),
             Error::AgentGone { .. } => Some(Suggestion::new("engines").agent().then(" says whether it is back; look before you ask again")),
+            Error::AgentSilent { .. } => {
+                Some("it runs and hangs, or this machine is very busy: its log may say why; engines go on without it".into())
+            }
             Error::Agent { .. } => agent_hint(code),
             Error::Io { .. } => file_hint(code),
             Error::Layout { .. } => layout_hint(code),
@@ -266,13 +269,18 @@ fn agent_hint(code: ErrorCode) -> Option<Advice> {
     }
 }
 
-/// How to free space where snapshots are stored.
-fn full(what: &str, scope: impl Fn(Suggestion) -> Suggestion) -> Advice {
+/// What a collection does where no reader needs a grace period, or where it does not count.
+const FREES: &str = "frees what was deleted";
+
+/// How to free space where snapshots are stored. `collects` says what a collection does there.
+fn full(what: &str, scope: impl Fn(Suggestion) -> Suggestion, collects: &str) -> Advice {
     Advice::from(format!("free space {what}: "))
         .run(scope(Suggestion::new("stats")))
         .text(" shows what deleting each snapshot would free, ")
         .run(scope(Suggestion::new("gc")))
-        .text(" frees what was deleted; then run the same command again")
+        .text(" ")
+        .text(collects)
+        .text("; then run the same command again")
 }
 
 /// The hint for an error of a registry, if there is one.
@@ -290,8 +298,13 @@ pub fn hint(code: ErrorCode) -> Option<Advice> {
         ErrorCode::TagImmutable => {
             Suggestion::new("retention").then(" shows the policy; on a registry without tokens take its pattern back first")
         }
-        ErrorCode::StorageFull => full("on the registry's disk", |command| command),
-        ErrorCode::QuotaExceeded => full("in the domain, or ask the registry's operator for more", |command| command),
+        ErrorCode::StorageFull => full(
+            "on the registry's disk",
+            |command| command,
+            "collects what was deleted, which leaves the disk when the grace period is over, or at once by `pf-registry gc --grace 0` on the \
+             registry's machine",
+        ),
+        ErrorCode::QuotaExceeded => full("in the domain, or ask the registry's operator for more", |command| command, FREES),
         ErrorCode::Unauthorized => Suggestion::new("login").then(
             " stores a token for this registry; PF_TOKEN, too, is only for the registry of --registry, PF_REGISTRY or the configuration",
         ),
@@ -404,6 +417,7 @@ mod tests {
         assert_eq!([503, 501].map(|status| retryable(foreign(status).into())), [true, false]);
         let gone = pfr_client::Error::AgentGone { socket: "/s".into(), reason: "reset".into() };
         assert!(!retryable(gone.into()) && !retryable(Failure::usage("x")) && !retryable(Failure::interrupted(130, "x")));
+        assert!(retryable(pfr_client::Error::AgentSilent { socket: "/s".into(), limit: std::time::Duration::from_secs(30) }.into()));
     }
 
     #[test]
@@ -452,6 +466,7 @@ mod tests {
         assert!(local.contains("`pf stats --local --store /s`") && local.contains("`pf gc --local --store /s`"), "{local}");
         let remote = hint(Failure::of_code(ErrorCode::StorageFull, "x"));
         assert!(remote.contains("`pf stats --registry http://r:1`") && remote.contains("`pf gc --registry http://r:1`"), "{remote}");
+        assert!(remote.contains("grace period") && !local.contains("grace period"), "{remote} {local}");
         let quota = hint(Failure::of_code(ErrorCode::QuotaExceeded, "x"));
         assert!(quota.starts_with("free space in the domain") && quota.contains("`pf stats --registry http://r:1`"), "{quota}");
         let full = pfr_client::Error::Io { action: "write", path: "/out".into(), source: io::ErrorKind::StorageFull.into() };

@@ -1,5 +1,5 @@
-//! The client of the capture agent: an agent that is not running, one that ends, a socket that is
-//! not an agent's, and the text of a refusal.
+//! The client of the capture agent: an agent that is not running, one that ends or hangs, a socket
+//! that is not an agent's, and the text of a refusal.
 
 use pfr_client::{AgentClient, Error};
 use pfr_schema::ErrorCode;
@@ -32,6 +32,28 @@ async fn a_missing_agent_is_told_from_one_that_went_away() {
         let error = client.engines().await.unwrap_err();
         assert!(matches!(&error, Error::AgentGone { .. }), "{cut:?}: {error}");
         assert!(!error.retryable(), "a snapshot asked for again would be a second one");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_agent_that_hangs_is_not_waited_for_where_it_has_the_answer_at_hand() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("agent.sock");
+    // The system takes connections, and nothing reads them.
+    let _hangs = UnixListener::bind(&socket).unwrap();
+    let client = AgentClient::new(socket).unwrap();
+    let refusals = [
+        client.engines().await.unwrap_err(),
+        client.engine("e").await.unwrap_err(),
+        client.restores("e", 1).await.unwrap_err(),
+        client.pushes().await.unwrap_err(),
+        client.jobs().await.unwrap_err(),
+        client.job("j").await.unwrap_err(),
+    ];
+    for error in refusals {
+        assert!(matches!(&error, Error::AgentSilent { .. }), "{error}");
+        assert!(error.to_string().ends_with("has not answered for 30 seconds") && error.retryable(), "{error}");
+        assert_eq!(error.code(), ErrorCode::Unavailable);
     }
 }
 

@@ -121,7 +121,7 @@ pub async fn finished(context: &Context, agent: &AgentClient, request: &JobReque
                     }
                 }
                 Ok(job) => return Ok(job),
-                Err(error @ (Error::NoAgent { .. } | Error::AgentGone { .. })) => {
+                Err(error @ (Error::NoAgent { .. } | Error::AgentGone { .. } | Error::AgentSilent { .. })) => {
                     silences += 1;
                     if silences > 3 {
                         return Err(error);
