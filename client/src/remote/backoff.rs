@@ -53,7 +53,8 @@ impl<'a> Tries<'a> {
 /// A registry that has answered before may be restarting: it is given time. So is one that lets
 /// this caller send only so many requests a second, and says when the next one may come. One that
 /// never has answered may be a mistake in an address, and one that refuses or cuts its answers does
-/// not improve with time: both get a few tries.
+/// not improve with time: both get a few tries. A try of one that takes connections and says
+/// nothing lasts minutes: it gets no more time than one that has answered.
 fn after(
     error: &Error,
     retry_after: Option<Duration>,
@@ -68,7 +69,8 @@ fn after(
     let wait = retry_after.unwrap_or_default().max(WAITS.wait(failures));
     let is_away = matches!(error, Error::Unreachable { .. } | Error::Foreign { .. });
     let by_time = answered && (is_away || is_rate_limited(error)) && !options.retry_for.is_zero();
-    let more = if by_time { elapsed.saturating_add(wait) <= options.retry_for } else { failures <= options.retries };
+    let in_time = options.retry_for.is_zero() || elapsed.saturating_add(wait) <= options.retry_for;
+    let more = if by_time { in_time } else { failures <= options.retries && (in_time || !is_away) };
     (more && wait <= options.longest_wait).then_some(wait)
 }
 
@@ -142,6 +144,7 @@ mod tests {
         let away = Error::Unreachable { url: String::new(), reason: String::new(), attempts: 1 };
         let again = |error, failures, elapsed, answered| after(error, None, failures, elapsed, answered, &options).is_some();
         assert!(again(&away, 3, 50 * SECOND, false) && !again(&away, 4, SECOND, false));
+        assert!(!again(&away, 2, 60 * SECOND, false), "each of its tries takes minutes");
         assert!(again(&away, 40, 45 * SECOND, true) && !again(&away, 2, 60 * SECOND, true));
         let cut = cut();
         assert!(again(&cut, 3, 50 * SECOND, true) && !again(&cut, 4, SECOND, true), "it is there");
