@@ -78,14 +78,15 @@ pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     unfinished.publish(&*folder, name)
 }
 
-/// A file under a temporary name in an open folder. It is deleted when it is dropped, unless it was
-/// renamed before.
+/// A file in an open folder, most often under a temporary name. It is deleted when it is dropped,
+/// unless it was renamed or kept before.
 #[derive(Debug)]
 pub struct Unfinished {
     file: File,
     folder: Arc<OwnedFd>,
     name: OsString,
-    renamed: bool,
+    /// Whether nothing is to be deleted any more.
+    settled: bool,
 }
 
 impl Unfinished {
@@ -109,7 +110,7 @@ impl Unfinished {
     fn open(folder: Arc<OwnedFd>, name: OsString, how: OFlags, mode: u32) -> io::Result<Self> {
         let flags = how | OFlags::WRONLY | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = rustix::fs::openat(&*folder, &name, flags, Mode::from_raw_mode(mode))?;
-        Ok(Self { file: file.into(), folder, name, renamed: false })
+        Ok(Self { file: file.into(), folder, name, settled: false })
     }
 
     /// The file, to write to.
@@ -142,7 +143,7 @@ impl Unfinished {
     /// Those of the file system. The file is then still there.
     pub fn delete(mut self) -> io::Result<()> {
         // It has no name that could be deleted once more.
-        self.renamed = true;
+        self.settled = true;
         Ok(rustix::fs::unlinkat(&*self.folder, &self.name, AtFlags::empty())?)
     }
 
@@ -152,8 +153,14 @@ impl Unfinished {
     /// Those of the file system.
     pub fn rename(mut self, folder: impl AsFd, name: &OsStr) -> io::Result<()> {
         rustix::fs::renameat(&*self.folder, &self.name, folder, name)?;
-        self.renamed = true;
+        self.settled = true;
         Ok(())
+    }
+
+    /// Leaves the file under the name under which it was created. Nothing is synced. Only where a
+    /// reader does not take the name for a complete file: a killed process leaves a part of it.
+    pub fn keep(mut self) {
+        self.settled = true;
     }
 
     /// Gives the file its name, durably.
@@ -169,7 +176,7 @@ impl Unfinished {
 
 impl Drop for Unfinished {
     fn drop(&mut self) {
-        if !self.renamed {
+        if !self.settled {
             // The next attempt overwrites a file that cannot be deleted.
             let _ = rustix::fs::unlinkat(&*self.folder, &self.name, AtFlags::empty());
         }
@@ -255,6 +262,16 @@ mod tests {
         unfinished.file().write_all(b"half").unwrap();
         drop(unfinished);
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_file_that_is_kept_stays_under_its_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = Arc::new(OwnedFd::from(File::open(dir.path()).unwrap()));
+        let mut unfinished = Unfinished::create_new(folder, "page".into(), 0o600).unwrap();
+        unfinished.file().write_all(b"whole").unwrap();
+        unfinished.keep();
+        assert_eq!(std::fs::read(dir.path().join("page")).unwrap(), b"whole");
     }
 
     #[test]
