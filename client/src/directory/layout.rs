@@ -16,7 +16,7 @@ pub(crate) const ATTACHMENTS: &str = "attachments";
 pub(crate) const UNFINISHED: &str = ".attachments.tmp";
 /// The verbatim manifest, where the other files do not say everything.
 pub(crate) const SNAPSHOT: &str = "snapshot.json";
-const BLOBS: &str = "blobs";
+pub(crate) const BLOBS: &str = "blobs";
 const PREFIX: &str = "page_manifest.";
 const SUFFIX: &str = ".json";
 
@@ -68,6 +68,11 @@ pub(crate) fn group_and_rank(name: &str) -> Option<(String, u32)> {
     (page_manifest(&group, rank) == name).then_some((group, rank))
 }
 
+/// Whether a file of this name may say that a directory is complete: a pull writes it last.
+pub(crate) fn says_complete(name: &str) -> bool {
+    matches!(name, PAGE_MANIFEST | SNAPSHOT) || group_and_rank(name).is_some()
+}
+
 /// Whether `name` is one plain component of a path.
 #[must_use]
 pub fn is_component(name: &str) -> bool {
@@ -116,6 +121,22 @@ mod tests {
             [PAGE_MANIFEST, "page_manifest.a.b.json", "page_manifest.%4.1.json", "page_manifest.%61.1.json", "page_manifest.a.01.json"]
         {
             assert_eq!(group_and_rank(name), None, "{name}");
+        }
+    }
+
+    #[test]
+    fn only_the_files_that_a_pull_writes_last_say_that_a_directory_is_complete() {
+        for (name, says) in [
+            (PAGE_MANIFEST, true),
+            ("page_manifest.main.0.json", true),
+            (SNAPSHOT, true),
+            (CONFIG, false),
+            (CHECKPOINT, false),
+            (TOKENS, false),
+            (BLOBS, false),
+            ("page_manifest.json.tmp", false),
+        ] {
+            assert_eq!(says_complete(name), says, "{name}");
         }
     }
 

@@ -1,8 +1,11 @@
 //! Writes the files of a snapshot directory: the one place with temporary names, renames and syncs.
 //!
-//! A file appears under its name only when it is complete. Blobs are not synced one by one:
-//! [`Writer::sync`] makes all of them durable at once, before [`Writer::publish`] publishes the
-//! page manifest, whose presence means that everything is there.
+//! Blobs are not synced one by one: [`Writer::sync`] makes all of them durable at once, before
+//! [`Writer::publish`] publishes the page manifest, whose presence means that everything is there.
+//! Until it is present no name of a blob means anything, so a new blob has its name from the start:
+//! a rename of each costs as much as to make it. The next pull hashes what a killed one has left.
+//! Any other file appears under its name only when it is complete, and so do blobs of a directory
+//! that has a page manifest, and those that take the place of another file.
 //!
 //! Every name is opened in the open directory above it, and links are not followed: so all files
 //! lie below the directory that the user named.
@@ -36,6 +39,10 @@ pub(super) struct Writer {
     folders: Folders,
     /// Blobs that do not lie in `blobs/`.
     named: HashMap<Digest, PathBuf>,
+    /// Whether `blobs/` was there when this began. If not, no blob is looked for in it.
+    has_blobs: bool,
+    /// Whether the directory may say of itself that it is complete.
+    says_complete: bool,
 }
 
 impl Writer {
@@ -48,7 +55,7 @@ impl Writer {
                 let unfinished = root.join(layout::UNFINISHED);
                 match std::fs::remove_dir_all(&unfinished) {
                     Err(error) if error.kind() != ErrorKind::NotFound => Err(Error::io("clear", &unfinished)(error)),
-                    _ => Ok(Self { root: root.to_owned(), folders: Folders::below(root, lock.into())?, named }),
+                    _ => Self::locked(root, lock.into(), named),
                 }
             }
             Err(Errno::WOULDBLOCK) => {
@@ -57,6 +64,19 @@ impl Writer {
             }
             Err(errno) => Err(Error::io("lock", root)(errno.into())),
         }
+    }
+
+    /// Looks at what a directory has that is locked.
+    fn locked(root: &Path, lock: OwnedFd, named: HashMap<Digest, PathBuf>) -> Result<Self> {
+        let folders = Folders::below(root, lock)?;
+        // A link or a file counts as there. The first look for a blob says what it is.
+        let has_blobs = !matches!(folders.find(Path::new(layout::BLOBS)), Ok(None));
+        let mut says_complete = false;
+        for entry in std::fs::read_dir(root).map_err(Error::io("list", root))? {
+            let name = entry.map_err(Error::io("list", root))?.file_name();
+            says_complete |= name.to_str().is_some_and(layout::says_complete);
+        }
+        Ok(Self { root: root.to_owned(), folders, named, has_blobs, says_complete })
     }
 
     pub fn root(&self) -> &Path {
@@ -73,8 +93,11 @@ impl Writer {
         self.named.contains_key(digest)
     }
 
-    /// Whether a blob is there and complete. Reads and hashes it.
+    /// Whether a blob was there before this began, and is complete. Reads and hashes it.
     pub fn holds(&self, item: &Item) -> Result<bool> {
+        if !self.has_blobs && !self.names(&item.digest) {
+            return Ok(false);
+        }
         let place = self.place(&item.digest);
         let path = self.root.join(&place);
         let Some(file) = self.read(&place)? else { return Ok(false) };
@@ -101,7 +124,26 @@ impl Writer {
 
     /// Writes the bytes of a blob, which were verified.
     pub fn write(&self, digest: &Digest, raw: &[u8]) -> Result<()> {
-        self.write_bytes(&self.place(digest), raw)
+        if self.says_complete || self.names(digest) || !self.write_new(&layout::blob(digest), raw)? {
+            return self.write_bytes(&self.place(digest), raw);
+        }
+        Ok(())
+    }
+
+    /// Writes a file that has its name from the start. Returns `false`, and has done nothing, if
+    /// there is something of this name, a link included.
+    fn write_new(&self, place: &Path, raw: &[u8]) -> Result<bool> {
+        let (folder, name) = split(place)?;
+        let folder = self.folders.make(folder)?;
+        // Paths are put together for errors only: there is one of these calls for each blob.
+        let failed = |error| Error::io("write", &self.root.join(place))(error);
+        let mut file = match Unfinished::create_new(folder, name, 0o666) {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => return Ok(false),
+            created => created.map_err(failed)?,
+        };
+        file.file().write_all(raw).map_err(failed)?;
+        file.keep();
+        Ok(true)
     }
 
     /// Writes bytes to a file of this directory.
@@ -301,6 +343,57 @@ mod tests {
         }
     }
 
+    /// Names in the folder of a blob.
+    fn beside(blob: &Path) -> Vec<OsString> {
+        std::fs::read_dir(blob.parent().unwrap()).unwrap().map(|entry| entry.unwrap().file_name()).collect()
+    }
+
+    #[test]
+    fn a_blob_that_takes_the_place_of_a_file_is_not_written_into_it() {
+        for (what, before) in [("nothing", None), ("what a killed pull left", Some("ha")), ("other bytes", Some("other"))] {
+            for complete in [false, true] {
+                let dir = tempfile::tempdir().unwrap();
+                let (root, digest) = (dir.path().join("out"), Digest::sha256(b"whole"));
+                let (blob, elsewhere) = (root.join(layout::blob(&digest)), dir.path().join("elsewhere"));
+                std::fs::create_dir_all(blob.parent().unwrap()).unwrap();
+                if complete {
+                    std::fs::write(root.join(layout::PAGE_MANIFEST), "{}").unwrap();
+                }
+                if let Some(before) = before {
+                    std::fs::write(&blob, before).unwrap();
+                    // The same file under a second name, as a copy of the directory by links has.
+                    std::fs::hard_link(&blob, &elsewhere).unwrap();
+                }
+                let writer = Writer::open(&root, HashMap::new()).unwrap();
+                let item = Item { digest, kind: pfr_schema::Kind::Blob, size: Some(5), elements: None };
+                assert!(!writer.holds(&item).unwrap(), "{what}");
+                writer.write(&digest, b"whole").unwrap();
+                // As after a request that was cut.
+                writer.write(&digest, b"whole").unwrap();
+                assert!(writer.holds(&item).unwrap(), "{what}");
+                assert_eq!(beside(&blob), [blob.file_name().unwrap()], "{what}");
+                if let Some(before) = before {
+                    assert_eq!(std::fs::read_to_string(&elsewhere).unwrap(), before);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn in_a_new_directory_no_blob_is_looked_for_but_one_with_a_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let (blob, tokens) = (Digest::sha256(b"x"), Digest::sha256(b"y"));
+        std::fs::write(dir.path().join(layout::TOKENS), "y").unwrap();
+        let writer = Writer::open(dir.path(), HashMap::from([(tokens, layout::TOKENS.into())])).unwrap();
+        let item = |digest| Item { digest, kind: pfr_schema::Kind::Blob, size: Some(1), elements: None };
+        assert!(!writer.has_blobs && !writer.says_complete);
+        assert!(writer.holds(&item(tokens)).unwrap() && !writer.holds(&item(blob)).unwrap());
+        writer.write(&blob, b"x").unwrap();
+        drop(writer);
+        let again = Writer::open(dir.path(), HashMap::new()).unwrap();
+        assert!(again.has_blobs && again.holds(&item(blob)).unwrap());
+    }
+
     #[test]
     fn a_link_in_the_place_of_a_blob_is_replaced_and_not_followed() {
         let dir = tempfile::tempdir().unwrap();
@@ -311,7 +404,7 @@ mod tests {
         std::os::unix::fs::symlink(dir.path().join("victim"), &blob).unwrap();
         let writer = Writer::open(&root, HashMap::new()).unwrap();
         assert!(!writer.holds(&Item { digest, kind: pfr_schema::Kind::Blob, size: Some(1), elements: None }).unwrap());
-        writer.write_bytes(&layout::blob(&digest), b"x").unwrap();
+        writer.write(&digest, b"x").unwrap();
         assert_eq!(std::fs::read(&blob).unwrap(), b"x");
         assert_eq!(std::fs::read(dir.path().join("victim")).unwrap(), b"y");
     }

@@ -6,7 +6,7 @@ use pfr_client::{Destination, Progress, Remote, RemoteOptions, pull};
 use pfr_crash::check::{REPOSITORY, each, folder, run};
 use pfr_crash::record::{Recorder, is_possible};
 use pfr_crash::states::{Bound, States};
-use pfr_crash::trace::{ROOT, Synced, Trace};
+use pfr_crash::trace::{Action, ROOT, Synced, Trace};
 use pfr_schema::Selector;
 use pfr_tests::{Pf, Registry, Shape, SnapshotDir, files, seed, skip};
 use std::collections::BTreeMap;
@@ -92,6 +92,21 @@ fn no_power_cut_harms(bound: Bound) {
 #[test]
 fn a_directory_that_a_power_cut_left_is_complete_or_completed_by_the_next_pull() {
     no_power_cut_harms(Bound::NORMAL);
+}
+
+#[test]
+fn a_blob_takes_two_operations_and_no_rename() {
+    let Some(pulled) = recorded() else { return };
+    for place in pulled.whole.keys().filter(|place| place.starts_with("blobs")) {
+        let path = Path::new(OUT).join(place);
+        let of_it = pulled.trace.ops.iter().enumerate().filter(|(_, op)| op.path == path);
+        let words: Vec<String> = of_it.map(|(at, _)| pulled.trace.words(at)).collect();
+        assert_eq!(words.len(), 2, "its name and its bytes: {words:?}");
+    }
+    let renamed = pulled.trace.ops.iter().filter(|op| matches!(op.action, Action::Rename { .. }));
+    let renamed: Vec<&Path> = renamed.map(|op| op.path.as_path()).collect();
+    assert!(renamed.contains(&Path::new(OUT).join(MANIFEST).as_path()), "{renamed:?}");
+    assert!(renamed.iter().all(|path| !path.starts_with(Path::new(OUT).join("blobs"))), "{renamed:?}");
 }
 
 mod long {
