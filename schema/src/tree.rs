@@ -147,13 +147,24 @@ impl PageTree {
         Ok((tree, documents))
     }
 
-    /// Turns the tree back into the flat manifest; `run` gives each run of [`Self::runs`], in
-    /// order.
+    /// Turns the tree back into the flat manifest; `runs` are those of [`Self::runs`], in order.
     ///
     /// # Errors
     /// [`FormatError`] if the runs do not add up, the layout has no flat form, or the result does
     /// not hash to `flat_digest`.
     pub fn to_flat(&self, runs: &[Run], limits: &Limits) -> Result<FlatManifest, FormatError> {
+        self.to_flat_of(runs.iter().cloned().map(Ok), limits)
+    }
+
+    /// The same of runs that come one after the other: only the pages of one are in memory twice.
+    ///
+    /// # Errors
+    /// The first error of `runs`, and those of [`Self::to_flat`].
+    pub fn to_flat_of(
+        &self,
+        runs: impl IntoIterator<Item = Result<Run, FormatError>>,
+        limits: &Limits,
+    ) -> Result<FlatManifest, FormatError> {
         let (Some(geometry), Some(flat_digest)) = (self.geometry, self.flat_digest) else {
             return Err(FormatError::field(
                 DOCUMENT,
@@ -164,11 +175,20 @@ impl PageTree {
         };
         // The tree may come from an unchecked API response.
         self.check(limits)?;
-        let digests: Vec<Digest> = runs.iter().flat_map(|r| r.digests()).copied().collect();
-        if digests.len() as u64 != self.ix.len() * 2 {
-            return Err(FormatError::field(DOCUMENT, "$.runs", format!("{} pages in all", self.ix.len()), digests.len() / 2));
+        let (mut indices, mut pages, mut first, mut found) = (self.ix.iter(), Vec::new(), None, 0_u64);
+        for run in runs {
+            for digest in run?.digests() {
+                found += 1;
+                match first.take() {
+                    None => first = Some(*digest),
+                    // A page without an index is counted, and refused below.
+                    Some(k) => pages.extend(indices.next().map(|ix| Page { ix, k, v: *digest })),
+                }
+            }
         }
-        let pages = self.ix.iter().zip(digests.chunks_exact(2)).map(|(ix, kv)| Page { ix, k: kv[0], v: kv[1] }).collect();
+        if found != self.ix.len() * 2 {
+            return Err(FormatError::field(DOCUMENT, "$.runs", format!("{} pages in all", self.ix.len()), found / 2));
+        }
         let sequences = self
             .sequences
             .iter()

@@ -251,6 +251,8 @@ fn runs_that_do_not_belong_to_the_tree_give_no_flat_manifest() {
     let other = Run::new(2, 512, digests).unwrap();
     let named = tree.flat_digest.unwrap().to_string();
     assert!(matches!(tree.to_flat(&[other], &limits), Err(FormatError::DigestMismatch { expected, .. }) if expected == named));
+    let error = tree.to_flat_of([Run::parse(b"", &limits)], &limits).unwrap_err().to_string();
+    assert!(error.starts_with("page run: "), "the error of the run is the one that is told: {error}");
     let mut lying = tree;
     lying.flat_digest = Some(digest("another manifest"));
     assert!(matches!(lying.to_flat(&runs, &limits), Err(FormatError::DigestMismatch { .. })));
