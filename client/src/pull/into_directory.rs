@@ -6,7 +6,7 @@ use super::writer::{Large, Writer};
 use crate::directory::layout;
 use crate::error::{Error, Result, blocking};
 use crate::meter::{Meter, Tally};
-use crate::plan::{Item, Plan, PlanDestination, PlanSource, Totals, parse, plan};
+use crate::plan::{Above, Below, CHUNKS, Item, Plan, PlanDestination, PlanSource, Totals, parse, plan_above, plan_below};
 use crate::progress::{Phase, Progress};
 use futures::stream::{self, StreamExt as _, TryStreamExt as _};
 use pfr_schema::codec::Codecs;
@@ -44,27 +44,51 @@ pub(super) async fn pull(fetcher: &Fetcher<'_>, digest: Digest, path: &Path, sto
 
     let config = Item { digest: manifest.config.digest, kind: Kind::Blob, size: Some(manifest.config.size), elements: None };
     let destination = Present { writer: Arc::clone(&writer), config: config.digest };
-    let Plan { blobs, containers } = plan(Item::manifest(digest), &nodes, &destination, &fetcher.limits).await?;
+    let Above { plan: above, chunks } = plan_above(Item::manifest(digest), &nodes, &destination, &fetcher.limits).await?;
+    let mut all = nodes.documents(&chunks).await?;
     let config = only(nodes.documents(&[config]).await?)?;
-    let totals = Totals::of(containers.iter().filter(|d| d.kind != Kind::Run), &fetcher.limits)?;
+    let totals = Totals::of(&above.containers, &fetcher.limits)?;
     progress.begin(&totals);
+    all.extend(above.containers);
+    let all: Arc<[Document]> = all.into();
 
-    let (limits, to_check) = (fetcher.limits.clone(), Arc::clone(&writer));
+    let (limits, to_check, of_all) = (fetcher.limits.clone(), Arc::clone(&writer), Arc::clone(&all));
     // The directory is checked before the first blob is written, so that a directory of another
     // snapshot stays as it is.
     let publication = blocking(move || {
-        let publication = Publication::new(&manifest, containers, config, &limits)?;
+        let publication = Publication::new(&manifest, of_all, config, &limits)?;
         publication.check_free(to_check.root())?;
         Ok(publication)
     });
     let publication = publication.await?;
 
-    progress.enter(Phase::Receiving);
     let receiver = Receiver { fetcher, store, writer: Arc::clone(&writer) };
-    let (in_store, to_fetch) = receiver.divide(blobs).await?;
-    let moving = to_fetch.iter().map(Item::bytes).sum::<u64>() + fetcher.document_bytes();
-    progress.add_bytes_deduplicated(totals.bytes.saturating_sub(moving));
-    receiver.receive_all(in_store, to_fetch).await?;
+    let held = Held(&all[..chunks.len()]);
+    let mut parts = chunks.chunks(CHUNKS).peekable();
+    let mut unlisted = Some(above.blobs.clone());
+    // Bytes of which the progress does not know yet: they are fetched, or are here.
+    let mut left = totals.bytes.saturating_sub(fetcher.document_bytes());
+    loop {
+        let part = parts.next().unwrap_or_default();
+        let Below { plan: Plan { blobs: pages, containers }, listed } =
+            plan_below(part, &above.blobs, &held, &destination, &fetcher.limits).await?;
+        let of_chunks = containers.iter().map(|chunk| chunk.bytes.len() as u64).sum::<u64>();
+        drop(containers);
+        let mut blobs = unlisted.take().unwrap_or_default();
+        blobs.extend(pages);
+        progress.enter(Phase::Receiving);
+        let (in_store, to_fetch) = receiver.divide(blobs).await?;
+        let moving = to_fetch.iter().map(Item::bytes).sum::<u64>();
+        left = left.saturating_sub(moving);
+        let is_last = parts.peek().is_none();
+        let here = if is_last { left } else { listed.saturating_sub(of_chunks).saturating_sub(moving).min(left) };
+        left -= here;
+        progress.add_bytes_deduplicated(here);
+        receiver.receive_all(in_store, to_fetch).await?;
+        if is_last {
+            break;
+        }
+    }
     progress.enter(Phase::Writing);
     blocking(move || publication.write(&writer)).await?;
     Ok(totals)
@@ -106,6 +130,18 @@ impl PlanSource for Nodes<'_> {
     }
 }
 
+/// Page chunks in memory.
+struct Held<'a>(&'a [Document]);
+
+impl PlanSource for Held<'_> {
+    const NEAR: bool = true;
+
+    async fn documents(&self, items: &[Item]) -> Result<Vec<Document>> {
+        let find = |item: &Item| self.0.iter().find(|chunk| chunk.digest == item.digest).cloned();
+        items.iter().map(|item| find(item).ok_or_else(|| Error::Internal(format!("{} was not read", item.digest)))).collect()
+    }
+}
+
 /// The directory as the destination of the plan. A file is present if its hash is right. Nodes
 /// always count as missing: the plan then lists all of them, and they say what to write.
 struct Present {
@@ -115,28 +151,26 @@ struct Present {
 
 impl PlanDestination for Present {
     async fn lacks(&self, items: &[Item]) -> Result<Vec<usize>> {
-        let parts: Vec<Vec<(usize, Item)>> =
-            items.iter().copied().enumerate().collect::<Vec<_>>().chunks(HASHED).map(<[_]>::to_vec).collect();
-        let lacking: Vec<Vec<usize>> = stream::iter(parts)
-            .map(|part| {
+        // Only those that are looked at are copied for it.
+        stream::iter((0..items.len()).step_by(HASHED))
+            .map(|first| {
+                let part = items[first..items.len().min(first + HASHED)].to_vec();
                 let (writer, config) = (Arc::clone(&self.writer), self.config);
-                let look = move || {
+                blocking(move || {
                     let mut lacking = Vec::new();
-                    for (i, item) in part {
+                    for (at, item) in (first..).zip(part) {
                         let wanted =
                             item.kind.is_container() || ((item.digest != config || writer.names(&config)) && !writer.holds(&item)?);
                         if wanted {
-                            lacking.push(i);
+                            lacking.push(at);
                         }
                     }
                     Ok(lacking)
-                };
-                blocking(look)
+                })
             })
             .buffered(4)
-            .try_collect()
-            .await?;
-        Ok(lacking.into_iter().flatten().collect())
+            .try_concat()
+            .await
     }
 }
 

@@ -13,6 +13,7 @@ use pfr_schema::tree::{Document, PageTree};
 use pfr_schema::{Digest, Kind, Limits, media_type};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Documents to write, in memory.
 #[derive(Debug, Default)]
@@ -21,8 +22,10 @@ pub(super) struct Publication {
     page_manifests: BTreeMap<String, Vec<u8>>,
     /// Other documents directly in the directory, by name.
     documents: BTreeMap<String, Vec<u8>>,
-    /// Nodes that lie in `blobs/`.
-    containers: Vec<Document>,
+    /// All nodes of the snapshot.
+    nodes: Arc<[Document]>,
+    /// Positions of those that lie in `blobs/`.
+    in_blobs: Vec<usize>,
     attachments: HashSet<PathBuf>,
     /// Blobs that lie in one place and belong in another as well.
     copies: Vec<(Digest, PathBuf)>,
@@ -30,18 +33,24 @@ pub(super) struct Publication {
 
 impl Publication {
     /// Takes the manifest of a snapshot, all nodes that it lists, and its configuration.
-    pub fn new(manifest: &Manifest, containers: Vec<Document>, config: Document, limits: &Limits) -> Result<Self> {
-        let own = containers.iter().find(|d| d.kind == Kind::Manifest).ok_or_else(|| Error::Internal("no manifest".into()))?;
+    pub fn new(manifest: &Manifest, nodes: Arc<[Document]>, config: Document, limits: &Limits) -> Result<Self> {
+        let own = nodes.iter().find(|d| d.kind == Kind::Manifest).ok_or_else(|| Error::Internal("no manifest".into()))?;
         let snapshot = own.digest;
         let received = |source| Error::Received { digest: snapshot, source };
         SnapshotConfig::parse(&config.bytes, limits).map_err(received)?;
         let files = layout::named_files(manifest).map_err(|title| Error::Internal(format!("title {title:?} was accepted")))?;
         let named: HashMap<Digest, &PathBuf> = files.iter().skip(1).rev().map(|(d, path)| (d.digest, path)).collect();
-        let flats = flats(manifest, &containers, limits)?;
+        let flats = flats(manifest, &nodes, limits)?;
+        let count = flats.len();
+        // Unless every layer but the trees has its own file, the files cannot describe the
+        // snapshot.
+        let all_named = files.len() - 1 == manifest.layers.len() - count;
+        let is_described = all_named && rebuilt(manifest, &flats, &nodes, &config)? == Some(snapshot);
 
-        let mut publication = Self::default();
-        for (group, rank, flat) in flats.iter().flatten() {
-            let name = if flats.len() == 1 { layout::PAGE_MANIFEST.to_owned() } else { layout::page_manifest(group, *rank) };
+        let mut publication = Self { nodes: Arc::clone(&nodes), ..Self::default() };
+        // Each is dropped once it is text: both forms are long.
+        for (group, rank, flat) in flats.into_iter().flatten() {
+            let name = if count == 1 { layout::PAGE_MANIFEST.to_owned() } else { layout::page_manifest(&group, rank) };
             if publication.page_manifests.insert(name, flat.to_bytes()).is_some() {
                 let reason = format!("has two page trees of group {group:?}, rank {rank}; pull it into a store");
                 return Err(Error::Unsuitable { digest: snapshot, reason });
@@ -50,20 +59,18 @@ impl Publication {
         if config.bytes != SnapshotConfig::default().to_bytes() {
             publication.documents.insert(layout::CONFIG.into(), config.bytes.clone());
         }
-        for checkpoint in containers.iter().filter(|d| d.kind == Kind::Checkpoint) {
+        for (at, checkpoint) in nodes.iter().enumerate().filter(|(_, node)| node.kind == Kind::Checkpoint) {
             match named.get(&checkpoint.digest).and_then(|path| path.to_str()) {
                 Some(name) => drop(publication.documents.insert(name.to_owned(), checkpoint.bytes.clone())),
-                None => publication.containers.push(checkpoint.clone()),
+                None => publication.in_blobs.push(at),
             }
         }
-        publication.copies = copies(&files, &named, &containers, limits)?;
+        publication.copies = copies(&files, &named, &nodes, limits)?;
         publication.attachments = files.iter().map(|(_, path)| path.clone()).collect();
-        // Unless every layer but the trees has its own file, the files cannot describe the
-        // snapshot.
-        let all_named = files.len() - 1 == manifest.layers.len() - flats.len();
-        if !all_named || rebuilt(manifest, &flats, &containers, &config)? != Some(snapshot) {
+        if !is_described {
             publication.documents.insert(layout::SNAPSHOT.into(), own.bytes.clone());
-            publication.containers.extend(containers.into_iter().filter(|d| matches!(d.kind, Kind::Run | Kind::Tree)));
+            let listing = nodes.iter().enumerate().filter(|(_, node)| matches!(node.kind, Kind::Run | Kind::Tree));
+            publication.in_blobs.extend(listing.map(|(at, _)| at));
         }
         Ok(publication)
     }
@@ -110,8 +117,8 @@ impl Publication {
         if last.is_empty() {
             last.extend(self.documents.remove_entry(layout::SNAPSHOT));
         }
-        for container in &self.containers {
-            writer.write_bytes(&layout::blob(&container.digest), &container.bytes)?;
+        for node in self.in_blobs.iter().map(|at| &self.nodes[*at]) {
+            writer.write_bytes(&layout::blob(&node.digest), &node.bytes)?;
         }
         for (name, bytes) in &self.documents {
             writer.write_bytes(Path::new(name), bytes)?;
@@ -160,10 +167,9 @@ fn flats(manifest: &Manifest, containers: &[Document], limits: &Limits) -> Resul
 }
 
 fn flat<'a>(tree: &PageTree, digest: Digest, find: impl Fn(&Digest) -> Result<&'a Document>, limits: &Limits) -> Result<Flat> {
-    let received = |source| Error::Received { digest, source };
-    let runs: Vec<Run> =
-        tree.runs.iter().map(|run| Run::parse(&find(&run.digest)?.bytes, limits).map_err(received)).collect::<Result<_>>()?;
-    let flat = tree.to_flat(&runs, limits).map_err(received)?;
+    let documents: Vec<&Document> = tree.runs.iter().map(|run| find(&run.digest)).collect::<Result<_>>()?;
+    let runs = documents.iter().map(|document| Run::parse(&document.bytes, limits));
+    let flat = tree.to_flat_of(runs, limits).map_err(|source| Error::Received { digest, source })?;
     Ok((tree.group.name.clone(), tree.rank, flat))
 }
 

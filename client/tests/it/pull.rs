@@ -1,7 +1,7 @@
 //! Pull: from a real registry into stores and directories.
 
 use crate::common::agent::{Answer, agent};
-use crate::common::sample::{LARGE, SMALL, blob_path, directory, everything, page, write};
+use crate::common::sample::{LARGE, SMALL, blob_path, chunks, directory, everything, page, write};
 use crate::common::{Registry, files, memory, pf, pull_dir, pull_store, push_dir, remote, repository, same_files, selector, tag, target};
 use pfr_client::{Brake, Counted, Destination, Flight, Passage, Progress, Source, Way, look_up, pull, push};
 use pfr_schema::api::MatchRequest;
@@ -101,6 +101,54 @@ async fn a_directory_keeps_the_files_that_are_right_and_replaces_those_that_are_
     let runs = SMALL.snapshot(&numbers).build().trees[0].runs.len();
     assert_eq!(pulled.blobs_received as usize, 3 + 3 + runs, "three pages, and config, tree, manifest and runs to know them by");
     same_files(source.path(), copy.path());
+}
+
+#[tokio::test]
+async fn a_directory_that_a_killed_pull_left_is_completed() {
+    let registry = Registry::start().await;
+    let numbers: Vec<u64> = (0..100).collect();
+    let (remote, source) = (registry.remote(), directory(SMALL, &numbers));
+    push_dir(&remote, source.path(), "t").await.unwrap();
+    let copy = tempfile::tempdir().unwrap();
+    pull_dir(&remote, "t", copy.path()).await.unwrap();
+    std::fs::remove_file(copy.path().join("page_manifest.json")).unwrap();
+    let path = |n| blob_path(copy.path(), &Digest::sha256(&page(n, 128)));
+    std::fs::remove_file(path(1)).unwrap();
+    // Parts of files under their own names.
+    std::fs::write(path(2), "").unwrap();
+    std::fs::write(path(3), &page(3, 128)[..100]).unwrap();
+    let pulled = pull_dir(&remote, "t", copy.path()).await.unwrap();
+    let runs = SMALL.snapshot(&numbers).build().trees[0].runs.len();
+    assert_eq!(pulled.blobs_received as usize, 3 + 3 + runs, "three pages, and config, tree, manifest and runs to know them by");
+    same_files(source.path(), copy.path());
+}
+
+#[tokio::test]
+async fn pages_of_many_page_chunks_come_into_a_directory_in_parts() {
+    let (registry, source, copy) = (Registry::start().await, chunks(130), tempfile::tempdir().unwrap());
+    push_dir(&registry.remote(), source.path(), "t").await.unwrap();
+    let pull_it = async |into: &Path, store: Option<Store>| {
+        let (front, progress) = (Front::start(&registry.url, |_| Fate::Pass), Progress::default());
+        let destination = Destination::Directory { path: into.into(), store };
+        let pulled = pull(&remote(&front.url), &repository(), &selector("t"), &destination, &progress).await.unwrap();
+        assert_eq!(progress.bytes_done() + progress.bytes_deduplicated(), progress.bytes_total());
+        let asked = front.seen().iter().filter(|seen| seen.asked().is_some()).count();
+        (pulled, progress, asked)
+    };
+    let out = copy.path().join("out");
+    let (pulled, _, asked) = pull_it(&out, None).await;
+    assert_eq!(asked, 6, "manifest, tree, page chunks, config, pages of 128 page chunks, pages of two");
+    same_files(source.path(), &out);
+    // All of it is there.
+    let (again, progress, asked) = pull_it(&out, None).await;
+    assert_eq!((again.digest, asked), (pulled.digest, 4), "only nodes are asked for");
+    assert_eq!(progress.bytes_done(), again.bytes_received_raw);
+    let local = memory().await;
+    pull_store(&registry.remote(), "t", &local).await.unwrap();
+    let other = copy.path().join("other");
+    let (from_store, progress, asked) = pull_it(&other, Some(local)).await;
+    assert_eq!((from_store.digest, asked, progress.bytes_done()), (pulled.digest, 0, 0));
+    same_files(source.path(), &other);
 }
 
 #[tokio::test]
