@@ -136,17 +136,17 @@ async fn pages_of_many_page_chunks_come_into_a_directory_in_parts() {
         (pulled, progress, asked)
     };
     let out = copy.path().join("out");
-    let (pulled, _, asked) = pull_it(&out, None).await;
+    let (pulled, _, asked) = pull_it(out.as_path(), None).await;
     assert_eq!(asked, 6, "manifest, tree, page chunks, config, pages of 128 page chunks, pages of two");
     same_files(source.path(), &out);
     // All of it is there.
-    let (again, progress, asked) = pull_it(&out, None).await;
+    let (again, progress, asked) = pull_it(out.as_path(), None).await;
     assert_eq!((again.digest, asked), (pulled.digest, 4), "only nodes are asked for");
     assert_eq!(progress.bytes_done(), again.bytes_received_raw);
     let local = memory().await;
     pull_store(&registry.remote(), "t", &local).await.unwrap();
     let other = copy.path().join("other");
-    let (from_store, progress, asked) = pull_it(&other, Some(local)).await;
+    let (from_store, progress, asked) = pull_it(other.as_path(), Some(local)).await;
     assert_eq!((from_store.digest, asked, progress.bytes_done()), (pulled.digest, 0, 0));
     same_files(source.path(), &other);
 }
