@@ -156,13 +156,13 @@ impl Site {
         }
     }
 
-    /// The same of some snapshots of a repository: one and those that descend from it, those of an
-    /// agent, or those that meet both.
-    pub async fn stats_of(&self, repository: &RepositoryName, below: Option<&Selector>, agent: Option<&str>) -> Result<Stats> {
+    /// The same of some snapshots: those of an agent, or, of a repository, one and those that
+    /// descend from it, or those that meet both. Without a repository `below` does not count.
+    pub async fn stats_of(&self, repository: Option<&RepositoryName>, below: Option<&Selector>, agent: Option<&str>) -> Result<Stats> {
         match self {
             Self::Store(store) => {
-                let below = match below {
-                    Some(selector) => Some(store.resolve(repository, selector).await?),
+                let below = match repository.zip(below) {
+                    Some((repository, selector)) => Some(store.resolve(repository, selector).await?),
                     None => None,
                 };
                 Ok(store.stats_of(repository, &StatsFilter { below, agent: agent.map(str::to_owned) }).await?)

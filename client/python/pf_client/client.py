@@ -118,17 +118,16 @@ class Client:
         return parse(Lineage, self._of(repository, "GET", "snapshots", ref, "lineage", query={"limit": limit}))
 
     def stats(self, repository: str | None = None, *, below: str | None = None, agent: str | None = None) -> Stats:
-        """How much the snapshots of a repository, or of the whole domain, share. In a repository:
-        only `below` and what descends from it, only the snapshots of an agent, or those that meet
-        both. Raises `invalid_request` if the registry is of an older version, which knows
+        """How much the snapshots of a repository, or of the whole domain, share. Only the snapshots
+        of an agent; in a repository also only `below` and what descends from it, or those that
+        meet both. Raises `invalid_request` if the registry is of an older version, which knows
         neither."""
-        if repository is None:
-            if below is not None or agent is not None:
-                raise ValueError("below and agent need a repository")
-            return parse(Stats, self._transport.request("GET", ["stats"]))
-        stats = parse(Stats, self._of(repository, "GET", "stats", query={"below": below, "agent": agent}))
+        if repository is None and below is not None:
+            raise ValueError("below needs a repository")
+        path = ["stats"] if repository is None else ["repositories", repository, "stats"]
+        stats = parse(Stats, self._transport.request("GET", path, query={"below": below, "agent": agent}))
         if (below is not None and stats.below is None) or (agent is not None and stats.agent is None):
-            raise Error("invalid_request", "the registry is of an older version, and has answered for the whole repository")
+            raise Error("invalid_request", "the registry is of an older version, and has answered for all snapshots")
         return stats
 
     def match(self, repository: str, tokens: Sequence[int], fingerprint: str, *, salt: str = "", adapter: str | None = None) -> Match:

@@ -148,7 +148,7 @@ class SnapshotStats:
 @dataclass(frozen=True, slots=True)
 class Stats:
     """How much snapshots share. `snapshots` lists the last 10,000, oldest first; `omitted` counts
-    the others. `below` and `agent` say which snapshots of a repository it is about."""
+    the others. `below` and `agent` say which snapshots it is about."""
 
     dedup_ratio: float
     codec_ratio: float

@@ -86,6 +86,10 @@ class Snapshots(Case):
         self.assertGreaterEqual(self.client.stats().logical_bytes, stats.logical_bytes)
         some = self.client.stats(self.repository, below=second.digest, agent="nobody")
         self.assertEqual((some.below, some.agent, some.snapshots), (second.digest, "nobody", []))
+        everywhere = self.client.stats(agent="nobody")
+        self.assertEqual((everywhere.agent, everywhere.snapshots), ("nobody", []))
+        with self.assertRaises(ValueError):
+            self.client.stats(below=second.digest)
         detail = self.client.snapshot(self.repository, "two")
         self.assertEqual((detail.config["parents"], detail.summary.tags), ([first.digest], ["two"]))
         self.assertEqual(detail.trees[0]["sequences"][0]["id"], "main")

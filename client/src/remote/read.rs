@@ -117,14 +117,17 @@ impl Remote {
         .await
     }
 
-    /// The same of some snapshots of a repository: one and those that descend from it, those of an
-    /// agent, or those that meet both.
+    /// The same of some snapshots: those of an agent, or, of a repository, one and those that
+    /// descend from it, or those that meet both. Without a repository `below` does not count.
     ///
     /// # Errors
     /// `repository_unknown`, `snapshot_unknown`, `tag_unknown`. [`Error::Older`] from a registry
-    /// that answers with the statistics of the whole repository.
-    pub async fn stats_of(&self, repository: &RepositoryName, below: Option<&Selector>, agent: Option<&str>) -> Result<api::Stats> {
-        let mut url = self.repository_path(repository, &["stats"]);
+    /// that answers with the statistics of all snapshots.
+    pub async fn stats_of(&self, repository: Option<&RepositoryName>, below: Option<&Selector>, agent: Option<&str>) -> Result<api::Stats> {
+        let (mut url, below) = match repository {
+            Some(repository) => (self.repository_path(repository, &["stats"]), below),
+            None => (self.path(&["stats"]), None),
+        };
         if let Some(below) = below {
             url.query_pairs_mut().append_pair("below", &below.to_string());
         }
@@ -138,7 +141,8 @@ impl Remote {
         match ignored.into_iter().find(|(_, ignored)| *ignored) {
             None => Ok(stats),
             Some((parameter, _)) => {
-                let reason = format!("has answered for the whole of {repository}: it does not know the parameter `{parameter}`");
+                let all = repository.map_or_else(|| "all repositories".to_owned(), |repository| format!("the whole of {repository}"));
+                let reason = format!("has answered for {all}: it does not know the parameter `{parameter}`");
                 Err(Error::Older { url: self.url().to_owned(), reason })
             }
         }

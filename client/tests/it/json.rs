@@ -166,6 +166,8 @@ async fn sizes_end_in_bytes_and_moments_are_rfc_3339_in_every_command() {
         &["stats", "--local", "team/agent"],
         &["stats", "team/agent", "--below", "a"],
         &["stats", "team/agent", "--local", "--agent", "nobody"],
+        &["stats", "--agent", "nobody"],
+        &["stats", "--local", "--agent", "nobody"],
         &["df"],
         &["df", "--local"],
         &["verify", "team/agent:a"],

@@ -90,6 +90,11 @@ async fn statistics_of_a_registry_that_ignores_the_selection_are_refused() {
         assert!(code == 1 && stdout.is_empty() && stderr.contains("older version") && stderr.contains(ignored), "{stdout}{stderr}");
     }
     assert_eq!(pf(dir.path(), &["stats", "team/agent", "--registry", &older.url]).0, 0, "the whole repository");
+    let of_agent = |url: &str| pf(dir.path(), &["stats", "--agent", "x", "--registry", url]);
+    let (code, stdout, _) = of_agent(&registry.url);
+    assert!(code == 0 && stdout.contains("no snapshot is of that agent"), "{stdout}");
+    let (code, stdout, stderr) = of_agent(&older.url);
+    assert!(code == 1 && stdout.is_empty() && stderr.contains("for all repositories"), "{stdout}{stderr}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

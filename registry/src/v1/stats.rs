@@ -14,14 +14,41 @@ use pfr_store::StatsFilter;
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 
+/// Which snapshots of a domain statistics are about.
+#[derive(Debug, Deserialize, utoipa::IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct DomainStatsQuery {
+    /// Only snapshots whose configuration names this agent.
+    #[param(min_length = 1, max_length = 255)]
+    agent: Option<String>,
+}
+
+/// The id of an agent, as the document bounds it.
+fn checked(agent: Option<String>) -> Answer<Option<String>> {
+    if agent.as_ref().is_some_and(|agent| !(1..=255).contains(&agent.chars().count())) {
+        return Err(ApiError::invalid("the parameter `agent` of the address must have 1 to 255 characters"));
+    }
+    Ok(agent)
+}
+
 /// Statistics of all repositories of a domain
+///
+/// With `agent` they are those of an agent's snapshots in all repositories, as if there were no
+/// others; but `exclusive` is what deleting a snapshot frees in any case.
 #[utoipa::path(
     get, path = "/v1/stats", operation_id = "stats", tag = "read",
+    params(DomainStatsQuery),
     responses((status = 200, description = "Logical, unique, stored bytes; what each snapshot costs", body = api::Stats), failures::Listing),
 )]
-pub(crate) async fn all(Access { domain, .. }: Access<Pull, AllRepositories>, State(app): State<App>) -> Answer<Json<api::Stats>> {
+pub(crate) async fn all(
+    Access { domain, .. }: Access<Pull, AllRepositories>,
+    State(app): State<App>,
+    Query(DomainStatsQuery { agent }): Query<DomainStatsQuery>,
+) -> Answer<Json<api::Stats>> {
+    let filter = StatsFilter { below: None, agent: checked(agent)? };
     let _place = app.statistics(&domain).await?;
-    Ok(Json(domain.store.stats(None).await?))
+    Ok(Json(domain.store.stats_of(None, &filter).await?))
 }
 
 /// Shows what takes up room
@@ -66,18 +93,13 @@ pub(crate) async fn of_repository(
     State(app): State<App>,
     Query(StatsQuery { below, agent }): Query<StatsQuery>,
 ) -> Answer<Json<api::Stats>> {
-    if agent.as_ref().is_some_and(|agent| !(1..=255).contains(&agent.chars().count())) {
-        return Err(ApiError::invalid("the parameter `agent` of the address must have 1 to 255 characters"));
-    }
+    let agent = checked(agent)?;
     let below = match below {
         Some(selector) => Some(domain.store.resolve(&repository, &selector).await?),
         None => None,
     };
     let _place = app.statistics(&domain).await?;
-    Ok(Json(match (below, agent) {
-        (None, None) => domain.store.stats(Some(&repository)).await?,
-        (below, agent) => domain.store.stats_of(&repository, &StatsFilter { below, agent }).await?,
-    }))
+    Ok(Json(domain.store.stats_of(Some(&repository), &StatsFilter { below, agent }).await?))
 }
 
 /// What a deletion of snapshots would free

@@ -130,9 +130,16 @@ async fn snapshots_can_be_listed_walked_compared_proven_and_deleted() {
         assert!(stats.below.is_none_or(|below| below == expected[0]), "{query}: {stats:?}");
         assert_eq!(stats.snapshots.iter().map(|s| s.digest).collect::<Vec<_>>(), expected, "{query}");
     }
+    for (agent, expected) in [("test", vec![first.manifest, second.manifest]), ("tes", vec![])] {
+        let stats: api::Stats = ok(registry.get(&format!("/v1/stats?agent={agent}")).await).await;
+        assert_eq!((stats.repository, stats.agent.as_deref()), (None, Some(agent)));
+        assert_eq!(stats.snapshots.iter().map(|s| s.digest).collect::<Vec<_>>(), expected, "{agent}");
+    }
     refused(registry.get(&format!("{base}/stats?below=other")).await, ErrorCode::TagUnknown).await;
     for wrong in ["below=a b", "agent=", "agents=test"] {
-        refused(registry.get(&format!("{base}/stats?{wrong}")).await, ErrorCode::InvalidRequest).await;
+        for path in [&format!("{base}/stats"), "/v1/stats"] {
+            refused(registry.get(&format!("{path}?{wrong}")).await, ErrorCode::InvalidRequest).await;
+        }
     }
 
     let one = freed(&registry, &[second.manifest]).await;

@@ -24,10 +24,10 @@ const LIST_BYTES: u64 = 1 << 20;
 /// one, and one with a NUL byte, which PostgreSQL does not keep.
 const AGENT: usize = 255;
 
-/// Which snapshots of a repository statistics are about: those that meet every condition.
+/// Which snapshots statistics are about: those that meet every condition.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StatsFilter {
-    /// This one and those that descend from it.
+    /// This one and those that descend from it in the same repository.
     pub below: Option<Digest>,
     /// Those of the agent with this id.
     pub agent: Option<String>,
@@ -94,14 +94,25 @@ impl Store {
     ///
     /// # Errors
     /// [`crate::Error::RepositoryUnknown`].
-    #[boxed]
     pub async fn stats(&self, repository: Option<&RepositoryName>) -> Result<api::Stats> {
+        self.stats_of(repository, &StatsFilter::default()).await
+    }
+
+    /// The same of some snapshots, as if there were no others; but what deleting a snapshot frees
+    /// is said as it is. Keeps the summaries of all snapshots of a repository in memory, unless
+    /// only an agent is given. With an agent, the first question reads the configurations of
+    /// snapshots that an older version committed, or that a rebuild brought back.
+    ///
+    /// # Errors
+    /// [`crate::Error::RepositoryUnknown`].
+    #[boxed]
+    pub async fn stats_of(&self, repository: Option<&RepositoryName>, filter: &StatsFilter) -> Result<api::Stats> {
         let mut sums = Sums::default();
         match repository {
-            Some(name) => self.add_costs(name, None, &mut sums).await?,
+            Some(name) => self.add_chosen(name, filter, &mut sums).await?,
             None => {
                 for name in self.all_repositories().await? {
-                    match self.add_costs(&name, None, &mut sums).await {
+                    match self.add_chosen(&name, filter, &mut sums).await {
                         // Its last snapshot was deleted since it was listed.
                         Err(Error::RepositoryUnknown(_)) => {}
                         added => added?,
@@ -109,23 +120,18 @@ impl Store {
                 }
             }
         }
-        self.summed(repository, StatsFilter::default(), sums).await
+        self.summed(repository, filter.clone(), sums).await
     }
 
-    /// The same of some snapshots of a repository, as if there were no others; but what deleting a
-    /// snapshot frees is said as it is. Keeps the summaries of all snapshots in memory, unless only
-    /// an agent is given. With an agent, the first question reads the configurations of snapshots
-    /// that an older version committed, or that a rebuild brought back.
-    ///
-    /// # Errors
-    /// [`crate::Error::RepositoryUnknown`].
-    #[boxed]
-    pub async fn stats_of(&self, repository: &RepositoryName, filter: &StatsFilter) -> Result<api::Stats> {
-        let mut sums = Sums::default();
-        for some in self.chosen(repository, filter).await?.chunks(STEP) {
-            self.add_costs(repository, Some(some.to_vec()), &mut sums).await?;
+    /// Adds the snapshots of a repository that meet a filter.
+    async fn add_chosen(&self, repository: &RepositoryName, filter: &StatsFilter, sums: &mut Sums) -> Result<()> {
+        if *filter == StatsFilter::default() {
+            return self.add_costs(repository, None, sums).await;
         }
-        self.summed(Some(repository), filter.clone(), sums).await
+        for some in self.chosen(repository, filter).await?.chunks(STEP) {
+            self.add_costs(repository, Some(some.to_vec()), sums).await?;
+        }
+        Ok(())
     }
 
     /// The snapshots that meet a filter, the oldest first.

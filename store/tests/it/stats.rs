@@ -274,9 +274,13 @@ async fn statistics_are_what_a_count_over_all_rows_says(on: Backend) {
 
 /// Pushes a snapshot whose configuration names an agent.
 async fn pushed(store: &Store, numbers: &[u64], agent: Option<&str>, parents: Vec<Digest>) -> Digest {
+    pushed_to(store, &name(0), numbers, agent, parents).await
+}
+
+async fn pushed_to(store: &Store, repository: &RepositoryName, numbers: &[u64], agent: Option<&str>, parents: Vec<Digest>) -> Digest {
     let config = SnapshotConfig { agent: agent.map(str::to_owned), parents, ..SnapshotConfig::default() };
     let made = snapshot::Shape::TINY.snapshot(numbers).config(config).build();
-    let session = store.open_push(&name(0)).await.unwrap();
+    let session = store.open_push(repository).await.unwrap();
     store.ingest(&session.id, pieces(&made.stream(), 777)).await.unwrap();
     store.commit(&session.id, made.digest(), None, None).await.unwrap();
     made.digest()
@@ -304,7 +308,7 @@ async fn statistics_of_a_fork_tree_and_of_an_agent_count_their_snapshots_alone(o
     ];
     for (below, agent, expected) in cases {
         let filter = StatsFilter { below, agent: agent.map(str::to_owned) };
-        let found = store.stats_of(&name(0), &filter).await.unwrap();
+        let found = store.stats_of(Some(&name(0)), &filter).await.unwrap();
         assert_eq!(found.snapshots.iter().map(|one| one.digest).collect::<Vec<_>>(), expected, "{filter:?}");
         assert_eq!((found.below, &found.agent), (filter.below, &filter.agent), "it says what it is about");
         let chosen: Vec<_> = all.iter().filter(|(_, row)| expected.contains(&row.digest)).cloned().collect();
@@ -324,9 +328,22 @@ async fn statistics_of_a_fork_tree_and_of_an_agent_count_their_snapshots_alone(o
     let unknown: RepositoryName = "team/nobody".parse().unwrap();
     for agent in [None, Some("a".to_owned())] {
         let filter = StatsFilter { below: None, agent };
-        let found = store.stats_of(&unknown, &filter).await;
+        let found = store.stats_of(Some(&unknown), &filter).await;
         assert_eq!(found.unwrap_err().code(), ErrorCode::RepositoryUnknown, "{filter:?}");
     }
+
+    // In all repositories: what the agent's snapshots in several of them share counts once.
+    let elsewhere = pushed_to(store, &name(1), &[1, 2, 8], Some("a"), vec![]).await;
+    pushed_to(store, &name(1), &[9], Some("b"), vec![]).await;
+    let filter = StatsFilter { below: None, agent: Some("a".into()) };
+    let found = store.stats_of(None, &filter).await.unwrap();
+    let expected = [(name(0), root), (name(0), left), (name(1), elsewhere)];
+    assert_eq!(found.snapshots.iter().map(|one| (one.repository.clone(), one.digest)).collect::<Vec<_>>(), expected);
+    assert_eq!((&found.repository, &found.agent), (&None, &filter.agent));
+    let both = snapshots(metadata, &[name(0), name(1)]).await;
+    let chosen: Vec<_> = both.into_iter().filter(|(_, row)| expected.iter().any(|(_, digest)| *digest == row.digest)).collect();
+    let (rows, mut seen) = (rows(metadata, &chosen).await, HashSet::new());
+    assert_eq!(found.unique, chosen.iter().map(|(_, row)| reach(row.object, &rows, &mut seen).0).sum::<u64>());
 
     // A rebuild knows no agents: the first question reads them.
     let new = rig.over_memory(rig.fork().await).await;
@@ -334,7 +351,8 @@ async fn statistics_of_a_fork_tree_and_of_an_agent_count_their_snapshots_alone(o
     let filter = StatsFilter { below: None, agent: Some("b".into()) };
     assert_eq!(new.metadata.unread_agents(name(0), 0, 10).await.unwrap().len(), 5);
     for _ in 0..2 {
-        let found: HashSet<Digest> = new.store.stats_of(&name(0), &filter).await.unwrap().snapshots.iter().map(|one| one.digest).collect();
+        let found: HashSet<Digest> =
+            new.store.stats_of(Some(&name(0)), &filter).await.unwrap().snapshots.iter().map(|one| one.digest).collect();
         assert_eq!(found, HashSet::from([right, end]));
         assert!(new.metadata.unread_agents(name(0), 0, 10).await.unwrap().is_empty(), "they are read once");
     }
@@ -354,8 +372,8 @@ async fn snapshots_whose_agent_cannot_be_read_now_are_not_left_out_of_an_answer(
     };
     let store = Store::new(watched(Arc::clone(&rig.packs), Arc::new(say)), Arc::clone(&rig.metadata), rig.options());
     let filter = StatsFilter { below: None, agent: Some("a".into()) };
-    let refused = store.stats_of(&name(0), &filter).await.unwrap_err();
+    let refused = store.stats_of(Some(&name(0)), &filter).await.unwrap_err();
     assert!(matches!(refused, Error::NotPermitted { .. }), "{refused}");
-    let found = rig.store.stats_of(&name(0), &filter).await.unwrap();
+    let found = rig.store.stats_of(Some(&name(0)), &filter).await.unwrap();
     assert_eq!(found.snapshots.iter().map(|one| one.digest).collect::<Vec<_>>(), [snapshot]);
 }

@@ -19,6 +19,7 @@ Examples:
   pf stats team/agent
   pf stats team/agent --below step-1
   pf stats team/agent --below team/agent:step-1
+  pf stats --agent agent-7
   pf stats team/agent --json | jq .dedup_ratio";
 
 /// Arguments of `stats`.
@@ -32,7 +33,7 @@ pub struct Stats {
     #[arg(long, value_name = "SNAPSHOT", requires = "repository")]
     pub below: Option<Inside>,
     /// Only snapshots whose configuration names this agent
-    #[arg(long, value_name = "ID", requires = "repository", value_parser = agent_id)]
+    #[arg(long, value_name = "ID", value_parser = agent_id)]
     pub agent: Option<String>,
     #[command(flatten)]
     pub at: Where,

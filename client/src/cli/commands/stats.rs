@@ -21,9 +21,9 @@ pub async fn run(context: &mut Context, args: StatsArgs) -> Result<(), Failure> 
         _ => None,
     };
     let is_of_some = below.is_some() || args.agent.is_some();
-    let stats = match &repository {
-        Some(repository) if is_of_some => site.stats_of(repository, below.as_ref(), args.agent.as_deref()).await?,
-        _ => site.stats(repository.as_ref()).await?,
+    let stats = match is_of_some {
+        true => site.stats_of(repository.as_ref(), below.as_ref(), args.agent.as_deref()).await?,
+        false => site.stats(repository.as_ref()).await?,
     };
     if context.json {
         return context.out.json(&stats);
