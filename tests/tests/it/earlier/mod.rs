@@ -17,7 +17,10 @@ fn names(folder: &str) -> Vec<PathBuf> {
 
 /// The archives, each with the number of its migration.
 fn archives() -> Vec<(usize, PathBuf)> {
-    let number = |path: &Path| path.file_name()?.to_str()?.strip_prefix("migration-")?.strip_suffix(".tar.zst")?.parse().ok();
+    let number = |path: &Path| {
+        let name = path.file_name()?.to_str()?.strip_prefix("migration-")?.strip_suffix(".tar.zst")?;
+        name.split('-').next()?.parse().ok()
+    };
     names("tests/it/earlier").into_iter().filter_map(|path| Some((number(&path)?, path))).collect()
 }
 
@@ -34,13 +37,36 @@ fn facts(list: &Value) -> Value {
     list["snapshots"].as_array().unwrap().iter().map(of).collect()
 }
 
+/// The other domains that archives with the file `pf.key` have. The second one is encrypted.
+const DOMAINS: [&str; 2] = ["acme", "vault"];
+
+/// The options that open what the archive has.
+fn key(folder: &Path) -> Vec<String> {
+    let key = folder.join("pf.key");
+    if key.exists() { vec!["--key-file".to_owned(), key.to_str().unwrap().to_owned()] } else { Vec::new() }
+}
+
+/// The other domains of an archive.
+fn domains(folder: &Path) -> &'static [&'static str] {
+    if key(folder).is_empty() { &[] } else { &DOMAINS }
+}
+
+/// Finds the snapshots of a file of the archive in a domain, whole.
+fn check_snapshots(pf: &Pf, listed: &Path, tags: &[&str]) {
+    let listed: Value = serde_json::from_slice(&std::fs::read(listed).unwrap()).unwrap();
+    assert_eq!(facts(&pf.json(&["ls", "team/agent"])), facts(&listed));
+    for tag in tags {
+        pf.run(&["verify", &format!("team/agent:{tag}")]).ok();
+    }
+}
+
 /// Finds all that the archive has, whole.
 fn check(registry: &Registry, folder: &Path) {
     let pf = Pf::new(&registry.url());
-    let listed: Value = serde_json::from_slice(&std::fs::read(folder.join("agent.json")).unwrap()).unwrap();
-    assert_eq!(facts(&pf.json(&["ls", "team/agent"])), facts(&listed));
-    for tag in ["one", "two", "try-1", "try-2"] {
-        pf.run(&["verify", &format!("team/agent:{tag}")]).ok();
+    check_snapshots(&pf, &folder.join("agent.json"), &["one", "two", "try-1", "try-2"]);
+    for domain in domains(folder) {
+        let pf = Pf::new(&format!("{}/domains/{domain}", registry.url()));
+        check_snapshots(&pf, &folder.join(format!("{domain}.json")), &["one", "two"]);
     }
     pf.run(&["verify", "team/agent:two", "--key", folder.join("key.pub").to_str().unwrap()]).ok();
 
@@ -60,10 +86,29 @@ fn check(registry: &Registry, folder: &Path) {
 }
 
 /// The report of a command of the registry.
-fn report(command: &[&str], data: &Path) -> Value {
-    let output = Command::new(binary("pf-registry")).args(command).args(["--json", "--data"]).arg(data).output().unwrap();
+fn report(command: &[&str], folder: &Path) -> Value {
+    let mut program = Command::new(binary("pf-registry"));
+    let output = program.args(command).args(["--json", "--data"]).arg(folder.join("data")).args(key(folder)).output().unwrap();
     assert!(output.status.success(), "{output:?}");
     serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// Loses the tables of a domain, whose directory this is.
+fn lose_tables(directory: &Path) {
+    for entry in std::fs::read_dir(directory).unwrap().map(Result::unwrap) {
+        if entry.file_name().to_str().unwrap().starts_with("metadata.sqlite") {
+            std::fs::remove_file(entry.path()).unwrap();
+        }
+    }
+}
+
+/// The tables of a domain are right, and are made again from its packs.
+fn rebuild(domain: &str, folder: &Path) {
+    let data = folder.join("data");
+    assert_eq!(report(&["fsck", "--domain", domain], folder)["discrepancies"], json!([]), "{domain}");
+    lose_tables(&if domain == "default" { data } else { data.join("domains").join(domain) });
+    let rebuilt = report(&["rebuild", "--domain", domain], folder);
+    assert_eq!((&rebuilt["lost"], &rebuilt["refused"]), (&json!([]), &json!([])), "{domain}: {rebuilt}");
 }
 
 #[test]
@@ -73,9 +118,23 @@ fn data_of_earlier_versions_is_served_collected_and_rebuilt() {
         let folder = TempDir::new().unwrap();
         unpack(&archive, folder.path());
         let data = folder.path().join("data");
-        let mut registry = Registry::over(&data, &["--gc-interval-seconds", "0", "--gc-grace-seconds", "0"]);
+        let key = key(folder.path());
+        let mut options = vec!["--gc-interval-seconds", "0", "--gc-grace-seconds", "0"];
+        options.extend(key.iter().map(String::as_str));
+        let mut registry = Registry::over(&data, &options);
         check(&registry, folder.path());
-        assert!(report(&["token", "list"], &data).to_string().contains("reader"));
+        assert!(report(&["token", "list"], folder.path()).to_string().contains("reader"));
+        if !domains(folder.path()).is_empty() {
+            for (path, kept) in [
+                ("/domains/acme/v1/retention", r#""immutable_tags":["v*"]"#),
+                ("/domains/acme/v1/signing", r#""name":"signed""#),
+                ("/v1/domains/acme/quota", r#""limits":{"snapshots":10}"#),
+                ("/v1/domains/vault", r#""encrypted":true"#),
+            ] {
+                let answer = registry.get(path);
+                assert!(answer.contains(kept), "{path}: {answer}");
+            }
+        }
 
         let host = Pf::new(&registry.url());
         std::fs::rename(folder.path().join("store"), host.path("store")).unwrap();
@@ -88,15 +147,18 @@ fn data_of_earlier_versions_is_served_collected_and_rebuilt() {
         host.run(&["scrub", "--full"]).ok();
         check(&registry, folder.path());
 
-        registry.kill();
-        assert_eq!(report(&["fsck"], &data)["discrepancies"], json!([]));
-        for entry in std::fs::read_dir(&data).unwrap().map(Result::unwrap) {
-            if entry.file_name().to_str().unwrap().starts_with("metadata.sqlite") {
-                std::fs::remove_file(entry.path()).unwrap();
-            }
+        for domain in domains(folder.path()) {
+            let pf = Pf::new(&format!("{}/domains/{domain}", registry.url()));
+            pf.run(&["gc"]).ok();
+            pf.run(&["scrub", "--full"]).ok();
         }
-        let rebuilt = report(&["rebuild"], &data);
-        assert_eq!((&rebuilt["lost"], &rebuilt["refused"]), (&json!([]), &json!([])), "{rebuilt}");
+
+        registry.kill();
+        // The catalogue of domains is in the tables of the first one.
+        rebuild("default", folder.path());
+        for domain in domains(folder.path()) {
+            rebuild(domain, folder.path());
+        }
         registry.restart();
         check(&registry, folder.path());
         host.run(&["verify", "team/later:one"]).ok();
