@@ -1,6 +1,7 @@
 //! Checks claims of the pages against their sources.
 
 use super::page::{Mark, Page, all, root};
+use serde_json::Value;
 use std::collections::BTreeSet;
 
 fn text(name: &str) -> String {
@@ -49,6 +50,45 @@ fn every_promise_of_the_readme_names_a_test() {
         let folders = ["](tests/", "](store/tests/", "](client/tests/", "](registry/tests/"];
         assert!(folders.iter().any(|folder| promise.contains(folder)), "no test: {promise}");
     }
+}
+
+/// The requests that commands on the pages send with curl, as `GET /v1/stats`.
+fn requests() -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    for page in all() {
+        let run = page.blocks.iter().filter(|block| !matches!(block.mark, Mark::NotRun(_)));
+        for step in run.flat_map(|block| &block.steps).filter(|step| step.command.contains("curl ")) {
+            let command = step.command.replace("http://127.0.0.1:5077", "").replace("$API", "/v1").replace("$REPO", "/v1/repositories/r");
+            let words: Vec<&str> = command.split_whitespace().collect();
+            let named = words.windows(2).find(|pair| pair[0] == "-X").map(|pair| pair[1]);
+            let method = named.unwrap_or(if words.contains(&"-d") { "POST" } else { "GET" });
+            let paths = words.iter().filter_map(|word| word.trim_matches(['"', '\'', ')']).split('?').next());
+            found.extend(paths.filter(|path| path.starts_with('/')).map(|path| format!("{method} {path}")));
+        }
+    }
+    found
+}
+
+#[test]
+fn every_operation_of_the_api_is_sent_by_a_command_on_the_pages() {
+    let document: Value = serde_json::from_str(&text("registry/openapi.json")).unwrap();
+    let requests = requests();
+    let mut missing = Vec::new();
+    for (path, item) in document["paths"].as_object().unwrap() {
+        let parts: Vec<&str> = path.split('/').collect();
+        for method in item.as_object().unwrap().keys() {
+            let is_sent = requests.iter().any(|request| {
+                let (sent, to) = request.split_once(' ').unwrap();
+                let to: Vec<&str> = to.split('/').collect();
+                let is_there = to.len() == parts.len() && parts.iter().zip(&to).all(|(part, to)| part.starts_with('{') || part == to);
+                is_there && sent.eq_ignore_ascii_case(method)
+            });
+            if !is_sent {
+                missing.push(format!("{method} {path}"));
+            }
+        }
+    }
+    assert!(missing.is_empty(), "no page has a `curl` line with {missing:?}");
 }
 
 /// A setting of the registry, in seconds.
