@@ -162,7 +162,7 @@ settings! {
     /// holder of a token, or the subject of an issuer's; without one, a source address. Beyond it:
     /// 429 with Retry-After. Each replica counts for itself.
     caller_requests_per_second: u64 = 0, "PF_REGISTRY_CALLER_REQUESTS_PER_SECOND", "N";
-    /// Bytes of frames a second that one caller may send, and as many that it may receive, on
+    /// Bytes of bodies a second that one caller may send, and as many that it may receive, on
     /// average [default: 0]; 0 for no limit. Beyond it, its streams are slowed down.
     caller_bytes_per_second: u64 = 0, "PF_REGISTRY_CALLER_BYTES_PER_SECOND", "SIZE", value_parser = size::<u64> => "size_in_file";
     /// The same for all callers of a domain together [default: 0].

@@ -1,16 +1,16 @@
 //! Limits on what a caller, and all callers of a domain together, may ask of this process: requests
-//! per second, and bytes of frames per second.
+//! per second, and bytes of bodies per second.
 //!
 //! ```text
 //! Access: caller, domain ─▶ Rates::admit ─▶ too many requests: 429 `rate_limited` with Retry-After
-//!                                        └▶ a stream of frames: its Throttle, which lets it wait
+//!                                        └▶ a body: its Throttle, which lets it wait
 //! ```
 //!
 //! A caller is the holder of a valid token. Without one it is the source address, an IPv6 network
 //! as one. Requests beyond a limit are refused at once: they hold nothing while their client waits.
-//! Streams of frames are slowed down, because one of them may be larger than any limit: pieces of
-//! all streams of a caller are admitted in the order in which they came. A stream that waits here
-//! counts as one that waits for its client, so it keeps no place from others.
+//! Streams are slowed down, because one of them may be larger than any limit: pieces of all streams
+//! of a caller are admitted in the order in which they came. A stream that waits here counts as one
+//! that waits for its client, so it keeps no place from others.
 
 mod bucket;
 mod throttle;

@@ -4,7 +4,7 @@
 use crate::common::snapshot::{page, snapshot, stream};
 use crate::common::{REPO, Registry, client, ok, refused};
 use pfr_schema::tree::Document;
-use pfr_schema::{AccessToken, ErrorCode, Kind, api, media_type};
+use pfr_schema::{AccessToken, Digest, ErrorCode, Kind, api, media_type};
 use reqwest::{Method, StatusCode};
 use serde_json::json;
 use std::sync::Arc;
@@ -224,6 +224,27 @@ async fn streams_of_a_caller_keep_its_rate_and_those_of_another_pass_by() {
     assert_eq!(answer.status(), StatusCode::OK);
     assert_eq!(crate::common::snapshot::decode(answer.bytes().await.expect("a whole body")).len(), large.len());
     assert!(began.elapsed() >= Duration::from_secs(1), "{:?}", began.elapsed());
+}
+
+/// A layer of an image is a stream like one of frames.
+#[tokio::test]
+async fn layers_of_images_keep_the_rate_of_their_caller() {
+    let registry = Registry::start_with(|config| {
+        (config.caller_bytes_per_second, config.burst_seconds) = (2 << 20, 1);
+    })
+    .await;
+    let layer = vec![7_u8; 8 << 20];
+    let digest = Digest::sha256(&layer);
+    let upload = registry.request(Method::POST, &format!("/v2/team/app/blobs/uploads/?digest={digest}"));
+    let began = Instant::now();
+    let answer = upload.header("content-type", "application/octet-stream").body(layer.clone()).send().await.expect("an answer");
+    assert_eq!(answer.status(), StatusCode::CREATED);
+    assert!(began.elapsed() >= Duration::from_secs(1), "up: {:?}", began.elapsed());
+    let began = Instant::now();
+    let answer = registry.get(&format!("/v2/team/app/blobs/{digest}")).await;
+    assert_eq!(answer.status(), StatusCode::OK);
+    assert_eq!(answer.bytes().await.expect("a whole body"), layer);
+    assert!(began.elapsed() >= Duration::from_secs(1), "down: {:?}", began.elapsed());
 }
 
 /// A download that waits for its limit is like one whose client is slow: it keeps no connection
