@@ -17,6 +17,7 @@ from .model import (
     EventKind,
     Exported,
     Forks,
+    Freed,
     Job,
     Lineage,
     Match,
@@ -129,6 +130,13 @@ class Client:
         if (below is not None and stats.below is None) or (agent is not None and stats.agent is None):
             raise Error("invalid_request", "the registry is of an older version, and has answered for all snapshots")
         return stats
+
+    def freed(self, repository: str, digests: Sequence[str]) -> Freed:
+        """What a deletion of these snapshots, all together and with their tags, would free: more
+        than the sum of `exclusive_bytes` if they share what nothing else holds. Nothing is
+        deleted. Needs complete digests, and leaves out those that are not there."""
+        body = {"repositories": [{"repository": repository, "snapshots": list(digests)}]}
+        return parse(Freed, self._transport.request("POST", ["freed"], body=body))
 
     def match(self, repository: str, tokens: Sequence[int], fingerprint: str, *, salt: str = "", adapter: str | None = None) -> Match:
         """The snapshot with the longest prefix of these tokens that can be resumed by an engine

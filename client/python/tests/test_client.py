@@ -90,6 +90,11 @@ class Snapshots(Case):
         self.assertEqual((everywhere.agent, everywhere.snapshots), ("nobody", []))
         with self.assertRaises(ValueError):
             self.client.stats(below=second.digest)
+        both = self.client.freed(self.repository, [first.digest, second.digest, f"sha256:{'0' * 64}"])
+        self.assertEqual(both.snapshots, 2)
+        self.assertGreater(both.bytes, sum(one.exclusive_bytes for one in stats.snapshots))
+        with self.refused("invalid_request|invalid_name"):
+            self.client.freed(self.repository, ["one"])
         detail = self.client.snapshot(self.repository, "two")
         self.assertEqual((detail.config["parents"], detail.summary.tags), ([first.digest], ["two"]))
         self.assertEqual(detail.trees[0]["sequences"][0]["id"], "main")
