@@ -265,6 +265,7 @@ class Client:
         keep_seconds: int | None = None,
         max_bytes: int | None = None,
         engine: str | None = None,
+        prefill_tokens_per_second: float | None = None,
         plan: bool = False,
         wait: bool = True,
         agent: str | os.PathLike[str] | None = None,
@@ -272,24 +273,37 @@ class Client:
         """Has the agent of this host pull snapshots of this registry ahead of the restores that
         need them. A reference is `REPOSITORY[:TAG]`, in which `*` stands for any characters, or
         `REPOSITORY@DIGEST`. `newest`: so many snapshots of each repository instead of a tag.
-        `plan`: only say what would be fetched. Without `wait` the job goes on by itself, and `jobs`
-        lists it. `agent` is its socket, if it is not the usual one."""
+        `plan`: only say what would be fetched, and, with `prefill_tokens_per_second`, in how many
+        seconds an engine would compute it instead. Without `wait` the job goes on by itself, and
+        `jobs` lists it. `agent` is its socket, if it is not the usual one."""
         arguments = ["warm", *(f"{self.url}/{reference}" for reference in references)]
-        options = {"newest": newest, "keep": None if keep_seconds is None else f"{keep_seconds}s", "max-size": max_bytes, "for": engine}
-        for name, value in options.items():
-            if value is not None:
-                arguments += [f"--{name}", str(value)]
+        arguments += _options(
+            {
+                "newest": newest,
+                "keep": None if keep_seconds is None else f"{keep_seconds}s",
+                "max-size": max_bytes,
+                "for": engine,
+                "prefill-tokens-per-second": prefill_tokens_per_second,
+            }
+        )
         arguments += ["--plan"] if plan else [] if wait else ["--detach"]
         return parse(Job, self._ask_agent(arguments, agent))
 
     def drain(
-        self, repository: str, *, plan: bool = False, wait_seconds: int | None = None, agent: str | os.PathLike[str] | None = None
+        self,
+        repository: str,
+        *,
+        plan: bool = False,
+        prefill_tokens_per_second: float | None = None,
+        wait_seconds: int | None = None,
+        agent: str | os.PathLike[str] | None = None,
     ) -> Drain:
         """Has the agent of this host capture every sequence and push it to its own registry, below
-        `repository`. `plan`: only say what there is to do. Raises `Error` if not everything was
+        `repository`. `plan`: only say what there is to do, and, with `prefill_tokens_per_second`,
+        in how many seconds an engine would compute it again. Raises `Error` if not everything was
         pushed; the same call again sends what is missing."""
         arguments = ["drain", repository, *(["--plan"] if plan else [])]
-        arguments += [] if wait_seconds is None else ["--wait", str(wait_seconds)]
+        arguments += _options({"prefill-tokens-per-second": prefill_tokens_per_second, "wait": wait_seconds})
         return parse(Drain, self._ask_agent(arguments, agent))
 
     def jobs(self, *, agent: str | os.PathLike[str] | None = None) -> list[Job]:
@@ -339,6 +353,11 @@ class Client:
             after = found.get("next")
             if after is None:
                 return
+
+
+def _options(options: Mapping[str, str | float | None]) -> list[str]:
+    """The options of `pf` that have a value."""
+    return [word for name, value in options.items() if value is not None for word in (f"--{name}", str(value))]
 
 
 def _suffix(ref: str) -> str:

@@ -335,13 +335,14 @@ class Job:
 @dataclass(frozen=True, slots=True)
 class Drain:
     """What there is to capture on a host, at most `bytes`, what of it the registry has now, and
-    what failed."""
+    what failed. `recompute_seconds` is known if the request gave a speed."""
 
     bytes: int
     recompute_tokens: int
     plan: list[dict[str, Any]]
     done: list[dict[str, Any]]
     failed: list[dict[str, Any]]
+    recompute_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -310,7 +310,7 @@ class Agent(Case):
     def test_work_of_the_agent_is_asked_of_pf(self) -> None:
         job: dict[str, Any] = {"id": "j", "request": {"kind": "warm"}, "state": "running", "begun_at": "2000-02-29T00:00:00.123Z"}
         job |= {"done_bytes": 1, "total_bytes": 2, "later": 3}
-        drain = {"plan": [], "done": [], "failed": [], "bytes": 4, "recompute_tokens": 5}
+        drain = {"plan": [], "done": [], "failed": [], "bytes": 4, "recompute_tokens": 5, "recompute_seconds": 2.5}
         said = {"warm": job, "drain": drain, "jobs": {"jobs": [job]}}
         folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
         asked: list[str] = []
@@ -323,9 +323,13 @@ class Agent(Case):
         with mock.patch("pf_client.program.run", run):
             warm = client.warm("team/*:latest", "x", newest=3, keep_seconds=60, max_bytes=7, engine="e", wait=False, agent=folder / "s")
             self.assertEqual((warm.id, warm.bytes_total, warm.begun_at.microsecond), ("j", 2, 123_000))
-            self.assertEqual(client.drain("team/evacuated", plan=True, wait_seconds=9).bytes, 4)
+            client.warm("x", prefill_tokens_per_second=2000, plan=True)
+            planned = client.drain("team/evacuated", plan=True, prefill_tokens_per_second=2.0, wait_seconds=9)
+            self.assertEqual((planned.bytes, planned.recompute_seconds), (4, 2.5))
             self.assertEqual([one.state for one in client.jobs()], ["running"])
             self.assertEqual(client.cancel_job("j").id, "j")
         options = f"--newest 3 --keep 60s --max-size 7 --for e --detach --agent {folder}/s"
         first = f"warm http://127.0.0.1:1/team/*:latest http://127.0.0.1:1/x {options}"
-        self.assertEqual(asked, [first, "drain team/evacuated --plan --wait 9", "jobs", "jobs cancel j"])
+        second = "warm http://127.0.0.1:1/x --prefill-tokens-per-second 2000 --plan"
+        third = "drain team/evacuated --plan --prefill-tokens-per-second 2.0 --wait 9"
+        self.assertEqual(asked, [first, second, third, "jobs", "jobs cancel j"])
