@@ -52,6 +52,22 @@ fn every_promise_of_the_readme_names_a_test() {
     }
 }
 
+/// An operator looks there before an upgrade.
+#[test]
+fn every_migration_is_in_the_changelog_with_what_it_does() {
+    let changelog = text("CHANGELOG.md");
+    let (_, table) = changelog.split_once("\n### Migrations\n").unwrap();
+    let rows = table.split("\n### ").next().unwrap().lines().filter_map(|line| line.strip_prefix("| ")?.strip_suffix(" |"));
+    let rows: Vec<Vec<&str>> = rows.map(|row| row.split(" | ").collect()).filter(|row: &Vec<&str>| row[0] != "migration").collect();
+    for (number, row) in (1..).zip(&rows) {
+        assert!(row.len() == 3 && row[0].parse::<usize>() == Ok(number) && ["yes", "no"].contains(&row[2]), "row {number}: {row:?}");
+    }
+    for folder in ["sqlite", "postgres"] {
+        let migrations = std::fs::read_dir(root().join("migrations").join(folder)).unwrap().count();
+        assert_eq!(rows.len(), migrations, "a row for each migration of {folder}");
+    }
+}
+
 /// The requests that commands on the pages send with curl, as `GET /v1/stats`.
 fn requests() -> BTreeSet<String> {
     let mut found = BTreeSet::new();
