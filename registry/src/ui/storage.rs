@@ -13,7 +13,7 @@ use axum::extract::State;
 use axum::response::Response;
 use maud::{Markup, html};
 use pfr_client::human::duration;
-use pfr_schema::api::{GcReport, Usage};
+use pfr_schema::api::{GcReport, Quota, Usage};
 use std::time::Duration;
 
 /// Runs that the chart covers, unless the list has more.
@@ -43,6 +43,7 @@ pub(crate) async fn storage(
             (bar(&usage))
             (table(&usage, now))
         }
+        @if let Some(quota) = &usage.quota { (limits(quota)) }
         section {
             h2 id="over-time" { "Over time" }
             @if points.len() > 1 { (chart::steps(&points, "bytes of all packs")) }
@@ -105,6 +106,34 @@ pub(super) fn table(usage: &Usage, now: u64) -> Markup {
                     }
                 }
                 tfoot { tr { th scope="row" { "Total" } td.number { (bytes(usage.disk_bytes)) } td { "all packs on storage" } } }
+            }
+        }
+    }
+}
+
+/// The limits of the domain, and what is used of them.
+fn limits(quota: &Quota) -> Markup {
+    let limits = &quota.limits;
+    let rows = [
+        ("Bytes", limits.bytes.map(|limit| [bytes(quota.used_bytes), bytes(limit)])),
+        ("Blobs", limits.objects.map(|limit| [number(quota.used_objects), number(limit)])),
+        ("Snapshots", limits.snapshots.map(|limit| [number(quota.used_snapshots), number(limit)])),
+    ];
+    html! {
+        section {
+            h2 id="quota" { "Quota" }
+            p { "A push beyond a limit is refused. Blobs count until a garbage collection has freed them." }
+            div.scroll role="region" aria-label="Quota" tabindex="0" {
+                table {
+                    thead { tr { th scope="col" { "Of" } th.number scope="col" { "Used" } th.number scope="col" { "Limit" } } }
+                    tbody {
+                        @for (name, row) in rows {
+                            @if let Some([used, limit]) = row {
+                                tr { th scope="row" { (name) } td.number { (used) } td.number { (limit) } }
+                            }
+                        }
+                    }
+                }
             }
         }
     }

@@ -464,6 +464,25 @@ async fn storage_over_time_is_drawn_from_the_collections() {
 }
 
 #[tokio::test]
+async fn what_is_used_of_a_quota_is_shown_beside_its_limits() {
+    let registry = Registry::start().await;
+    registry.push(REPO, &snapshot(0..4, vec![]), Some("t")).await;
+    assert!(!page(&registry, "/ui/-/storage").await.contains("id=\"quota\""), "there is none");
+    let limits = json!({"bytes": 1_u64 << 40, "snapshots": 2_000});
+    assert!(registry.put("/v1/domains/default/quota", &limits).await.status().is_success());
+    let text = page(&registry, "/ui/-/storage").await;
+    let row = |name: &str, used: &str, limit: &str| {
+        format!("<th scope=\"row\">{name}</th><td class=\"number\">{used}</td><td class=\"number\">{limit}</td>")
+    };
+    let usage: api::Usage = ok(registry.get("/v1/usage").await).await;
+    let used = usage.quota.expect("a quota").used_bytes;
+    for row in [row("Bytes", &bytes(used), &bytes(1 << 40)), row("Snapshots", "1", "2,000")] {
+        assert!(text.contains(&row), "{row}: {text}");
+    }
+    assert!(used > 0 && !text.contains("<th scope=\"row\">Blobs</th>"), "no limit was set on blobs: {text}");
+}
+
+#[tokio::test]
 async fn the_stylesheet_is_kept_by_browsers_and_changes_its_address_with_its_content() {
     let registry = Registry::start().await;
     let text = page(&registry, "/").await;
