@@ -252,13 +252,14 @@ impl Matching<'_> {
     async fn partly(&mut self, candidate: &Candidate) -> Result<Verdict> {
         let (common, reason) = self.tokens_differ(candidate).await?;
         // Equal tokens with another key are not to be trusted.
-        if common > 0 && common < candidate.key.tokens {
-            if let Some(position) = self.store.legal(&candidate.manifest, candidate.key.tokens).await?.deepest(common) {
-                if position > self.position() && !self.lists_its_prefix(candidate).await? {
-                    return Ok(Verdict::Tokens(0, "its list of tokens is not of its prefix key".into()));
-                }
-                return Ok(Verdict::Partly(position));
+        if common > 0
+            && common < candidate.key.tokens
+            && let Some(position) = self.store.legal(&candidate.manifest, candidate.key.tokens).await?.deepest(common)
+        {
+            if position > self.position() && !self.lists_its_prefix(candidate).await? {
+                return Ok(Verdict::Tokens(0, "its list of tokens is not of its prefix key".into()));
             }
+            return Ok(Verdict::Partly(position));
         }
         Ok(Verdict::Tokens(common, reason))
     }
