@@ -45,7 +45,7 @@ async fn an_agent_that_hangs_is_not_waited_for_where_it_has_the_answer_at_hand()
     let refusals = [
         client.engines().await.unwrap_err(),
         client.engine("e").await.unwrap_err(),
-        client.restores("e", 1).await.unwrap_err(),
+        client.restores(Some("e"), 1).await.unwrap_err(),
         client.pushes().await.unwrap_err(),
         client.jobs().await.unwrap_err(),
         client.job("j").await.unwrap_err(),
