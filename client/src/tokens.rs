@@ -105,6 +105,11 @@ pub fn same_server(a: &str, b: &str) -> bool {
     server(&key(a)) == server(&key(b))
 }
 
+/// The base URL of the server, whatever domain of it a base URL names.
+pub(crate) fn server_of(registry: &str) -> String {
+    server(&key(registry)).to_owned()
+}
+
 /// Whether two base URLs name the same domain of the same server.
 #[must_use]
 pub fn same_registry(a: &str, b: &str) -> bool {
@@ -234,6 +239,7 @@ mod tests {
 
     #[test]
     fn a_server_is_the_same_whatever_its_domain() {
+        assert_eq!(["http://h/p/domains/a", "https://h:1/"].map(server_of), ["http://h/p", "https://h:1"]);
         assert!(same_server("https://h/domains/a", "https://H/") && same_server("http://h:80", "http://h/domains/b"));
         assert!(
             !same_server("https://h", "http://h") && !same_server("https://h", "https://h/x") && !same_server("https://h", "https://h2")

@@ -6,6 +6,7 @@ use super::pace::Pace;
 use super::traced;
 use crate::error::{Error, Result};
 use crate::slot::Slot;
+use crate::tokens::server_of;
 use bytes::{Bytes, BytesMut};
 use pfr_schema::api::Problem;
 use pfr_schema::{FormatError, json};
@@ -14,6 +15,7 @@ use reqwest::{RequestBuilder, Response};
 use serde::de::DeserializeOwned;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
+use tokio::time::{Instant, sleep, timeout};
 
 /// Bytes of a JSON answer at most. The largest honest ones are the detail of a snapshot with its
 /// page trees, and the report of a scrub that found very many damaged blobs.
@@ -25,9 +27,18 @@ const PROOF_TIMEOUT: Duration = Duration::from_secs(6 * 3600);
 /// How long a registry may take to count what snapshots share: it reads no page.
 const COUNT_TIMEOUT: Duration = Duration::from_secs(900);
 
+/// How long the head of an answer is waited for.
+#[derive(Clone, Copy)]
+enum Patience {
+    /// So long: the registry has the answer at hand.
+    Idle(Duration),
+    /// At most so long, and only while the registry is alive: it works on the answer.
+    Work(Duration),
+}
+
 impl Remote {
     /// Sends what `build` makes until a try succeeds or fails for good.
-    pub(super) async fn send(&self, idle: Duration, build: impl Fn() -> RequestBuilder) -> Result<Response> {
+    async fn send(&self, patience: Patience, build: impl Fn() -> RequestBuilder) -> Result<Response> {
         let mut tries = Tries::of(self);
         loop {
             self.round_trips.fetch_add(1, Ordering::Relaxed);
@@ -36,8 +47,12 @@ impl Remote {
                 Some(via) => build().header(super::VIA, &**via),
                 None => build(),
             };
-            let (error, retry_after) = match tokio::time::timeout(idle, traced::send(request, attempt)).await {
-                Err(_) => (self.silent(idle, attempt), None),
+            let sent = tokio::select! {
+                sent = traced::send(request, attempt) => Ok(sent),
+                reason = self.runs_out(patience) => Err(reason),
+            };
+            let (error, retry_after) = match sent {
+                Err(reason) => (Error::Unreachable { url: self.url().to_owned(), reason, attempts: attempt }, None),
                 Ok(Err(error)) => (self.unreachable(&error, attempt), None),
                 Ok(Ok(response)) if response.status().is_success() && !is_web_page(&response) => {
                     self.answered();
@@ -46,6 +61,46 @@ impl Remote {
                 Ok(Ok(response)) => self.refusal(response).await,
             };
             tries.again(error, retry_after).await?;
+        }
+    }
+
+    /// Completes when an answer is not waited for any longer, and says why.
+    async fn runs_out(&self, patience: Patience) -> String {
+        match patience {
+            Patience::Idle(limit) => {
+                sleep(limit).await;
+                no_byte(limit)
+            }
+            Patience::Work(limit) => match timeout(limit, self.falls_silent()).await {
+                Ok(silence) => format!("no answer yet, and none to /livez for {} seconds", silence.as_secs()),
+                Err(_) => format!("no answer within {} minutes", limit.as_secs() / 60),
+            },
+        }
+    }
+
+    /// Completes when the registry has given no sign of life for as long as other answers may take,
+    /// and returns that time. One that works for hours says nothing meanwhile, like one that hangs:
+    /// only a second request tells them apart.
+    async fn falls_silent(&self) -> Duration {
+        let limit = self.options.idle_timeout;
+        let mut heard = Instant::now();
+        while heard.elapsed() < limit {
+            sleep(limit / 4).await;
+            if self.is_alive(limit / 4).await {
+                heard = Instant::now();
+            }
+        }
+        limit
+    }
+
+    /// Whether the registry answers anything within `limit`. What a gateway says of a registry that
+    /// does not answer is no sign of life.
+    async fn is_alive(&self, limit: Duration) -> bool {
+        let livez = format!("{}/livez", server_of(self.url()));
+        match timeout(limit, self.send_once(self.client.get(livez))).await {
+            Ok(Err(error)) => matches!(error, Error::Registry { .. }) || !error.retryable(),
+            Ok(Ok(())) => true,
+            Err(_) => false,
         }
     }
 
@@ -61,7 +116,7 @@ impl Remote {
 
     /// [`Self::send`] with the usual time limit.
     pub(super) async fn request(&self, build: impl Fn() -> RequestBuilder) -> Result<Response> {
-        self.send(self.options.idle_timeout, build).await
+        self.send(Patience::Idle(self.options.idle_timeout), build).await
     }
 
     /// [`Self::body`], parsed.
@@ -79,8 +134,8 @@ impl Remote {
         self.patiently(COUNT_TIMEOUT, build).await
     }
 
-    async fn patiently<T: DeserializeOwned>(&self, timeout: Duration, build: impl Fn() -> RequestBuilder) -> Result<T> {
-        let response = self.send(timeout, build).await?;
+    async fn patiently<T: DeserializeOwned>(&self, limit: Duration, build: impl Fn() -> RequestBuilder) -> Result<T> {
+        let response = self.send(Patience::Work(limit), build).await?;
         self.parse(&self.read(response, ANSWER).await?)
     }
 
@@ -142,7 +197,7 @@ impl Remote {
     }
 
     pub(super) fn silent(&self, idle: Duration, attempts: u32) -> Error {
-        Error::Unreachable { url: self.url().to_owned(), reason: format!("no byte moved for {} seconds", idle.as_secs()), attempts }
+        Error::Unreachable { url: self.url().to_owned(), reason: no_byte(idle), attempts }
     }
 
     pub(crate) fn cut(&self, reason: String) -> Error {
@@ -162,6 +217,10 @@ impl Remote {
     pub(crate) fn protocol(&self, reason: String) -> Error {
         Error::Protocol { url: self.url().to_owned(), reason }
     }
+}
+
+fn no_byte(idle: Duration) -> String {
+    format!("no byte moved for {} seconds", idle.as_secs())
 }
 
 /// Whether an answer is a web page. No registry gives one.

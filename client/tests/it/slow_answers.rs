@@ -1,12 +1,18 @@
-//! Registries that keep a client waiting by sending a byte now and then.
+//! Registries that keep a client waiting: they hang, work for long, or send a byte now and then.
 
-use crate::common::repository;
+use crate::common::{digest_of, repository};
+use axum::http::StatusCode;
+use axum::routing::{any, get};
+use axum::{Json, Router};
 use futures::{StreamExt as _, TryStreamExt as _};
 use pfr_client::{Error, Remote, RemoteOptions};
 use pfr_schema::codec::Codecs;
+use serde_json::json;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
 
 const TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -79,4 +85,57 @@ async fn an_upload_that_is_taken_drop_by_drop_is_given_up() {
     let frames = move || futures::stream::repeat(piece.clone()).map(Ok).boxed();
     let error = tokio::time::timeout(TIMEOUT, remote.put_frames(&repository(), "x", frames)).await.unwrap().unwrap_err();
     assert!(matches!(&error, Error::Unreachable { .. }), "{error}");
+}
+
+/// A registry that verifies a snapshot until it was asked nine times whether it lives: more than
+/// twice as long as [`worked_on`] waits for a sign of life. `status` is its answer to that.
+async fn worker(status: StatusCode) -> String {
+    let asked = Arc::new(Semaphore::new(0));
+    let counted = Arc::clone(&asked);
+    let lives = move || {
+        counted.add_permits(1);
+        async move { status }
+    };
+    let work = move || {
+        let asked = Arc::clone(&asked);
+        async move {
+            let _all = asked.acquire_many(9).await.unwrap();
+            Json(json!({"digest": digest_of(b""), "blobs": 1, "bytes": 1}))
+        }
+    };
+    let routes = Router::new().route("/livez", get(lives)).fallback(any(work));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move { axum::serve(listener, routes).await });
+    url
+}
+
+/// What a client gets that takes a registry for dead after a second without a sign of life.
+async fn worked_on(url: &str) -> Result<u64, Error> {
+    let idle_timeout = Duration::from_secs(1);
+    let options = RemoteOptions { retries: 0, retry_for: Duration::ZERO, idle_timeout, ..RemoteOptions::default() };
+    let remote = Remote::new(url, options).unwrap();
+    let verified = tokio::time::timeout(TIMEOUT, remote.verify(&repository(), &digest_of(b""))).await.unwrap();
+    verified.map(|verified| verified.blobs)
+}
+
+#[tokio::test]
+async fn a_registry_that_works_for_long_is_waited_for_while_it_lives() {
+    // A registry of a kind that has no such page lives, too.
+    for (status, domain) in [(StatusCode::OK, ""), (StatusCode::NOT_FOUND, ""), (StatusCode::OK, "/domains/acme")] {
+        let url = worker(status).await + domain;
+        assert_eq!(worked_on(&url).await.unwrap(), 1, "{url}: {status}");
+    }
+}
+
+#[tokio::test]
+async fn a_registry_that_hangs_at_work_is_given_up() {
+    // The kernel takes the connections; no program ever reads from them.
+    let hangs = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let gateway = worker(StatusCode::GATEWAY_TIMEOUT).await;
+    for url in [format!("http://{}", hangs.local_addr().unwrap()), gateway] {
+        let error = worked_on(&url).await.unwrap_err();
+        assert!(matches!(&error, Error::Unreachable { .. }) && error.retryable(), "{error}");
+        assert!(error.to_string().contains("none to /livez for 1 seconds"), "{error}");
+    }
 }
