@@ -287,6 +287,20 @@ pub enum PushState {
     Failed,
 }
 
+impl PushJob {
+    /// Whether it is not tried again.
+    #[must_use]
+    pub fn is_finished(&self) -> bool {
+        matches!(self.state, PushState::Done | PushState::Failed)
+    }
+
+    /// Whether it waits for another token, or for room in a quota: a user has to provide these.
+    #[must_use]
+    pub fn needs_user(&self) -> bool {
+        self.state == PushState::Waiting && matches!(self.code, Some(ErrorCode::Unauthorized | ErrorCode::QuotaExceeded))
+    }
+}
+
 /// Answer to `GET /v1/pushes`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Pushes {

@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::files::{Files, Record};
 use parking_lot::Mutex;
 use pfr_schema::agent::{PushJob, PushState};
-use pfr_schema::{Digest, ErrorCode, Reference};
+use pfr_schema::{Digest, Reference};
 use pfr_store::Store;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -158,15 +158,13 @@ impl Pushes {
 
     /// Waits until a push is done or has failed for good.
     pub async fn wait(&self, id: &str) -> Option<PushJob> {
-        self.wait_until(id, is_finished).await
+        self.wait_until(id, PushJob::is_finished).await
     }
 
     /// The same, or until it needs another token, or room in a quota: a user has to provide these,
     /// and learns of it from the job.
     pub async fn wait_unless_stuck(&self, id: &str) -> Option<PushJob> {
-        let by_a_user = [ErrorCode::Unauthorized, ErrorCode::QuotaExceeded];
-        let needs_user = |job: &PushJob| job.state == PushState::Waiting && job.code.is_some_and(|code| by_a_user.contains(&code));
-        self.wait_until(id, |job| is_finished(job) || needs_user(job)).await
+        self.wait_until(id, |job| job.is_finished() || job.needs_user()).await
     }
 
     async fn wait_until(&self, id: &str, is_over: impl Fn(&PushJob) -> bool) -> Option<PushJob> {
@@ -188,7 +186,7 @@ impl Pushes {
     /// Whether a push to this reference has not ended.
     #[must_use]
     pub(crate) fn waits(&self, reference: &str) -> bool {
-        self.0.jobs.lock().values().any(|job| job.reference == reference && !is_finished(job))
+        self.0.jobs.lock().values().any(|job| job.reference == reference && !job.is_finished())
     }
 
     fn start(&self, id: String) {
@@ -196,10 +194,6 @@ impl Pushes {
         while tasks.try_join_next().is_some() {}
         tasks.spawn(work::run(Arc::downgrade(&self.0), id));
     }
-}
-
-fn is_finished(job: &PushJob) -> bool {
-    matches!(job.state, PushState::Done | PushState::Failed)
 }
 
 /// A reference to push to.

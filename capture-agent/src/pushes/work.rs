@@ -1,6 +1,6 @@
 //! One push job: attempts, waits, and the outcome.
 
-use super::{Inner, PER_REGISTRY, REMEMBERED, Target, is_finished};
+use super::{Inner, PER_REGISTRY, REMEMBERED, Target};
 use crate::error::Error;
 use pfr_client::{Progress, PushReport, PushTarget, Source};
 use pfr_schema::agent::{PushJob, PushState};
@@ -54,7 +54,7 @@ async fn wait_for_older(queue: &Weak<Inner>, id: &str) -> Option<()> {
             let jobs = inner.jobs.lock();
             let reference = &jobs.get(id)?.reference;
             let mut older = jobs.range(..id.to_owned()).map(|(_, job)| job);
-            if !older.any(|job| job.reference == *reference && !is_finished(job)) {
+            if !older.any(|job| job.reference == *reference && !job.is_finished()) {
                 return Some(());
             }
         }
@@ -77,7 +77,7 @@ impl Inner {
         let job = jobs.get_mut(id)?;
         change(job);
         let job = job.clone();
-        let open = jobs.values().filter(|job| !is_finished(job)).count();
+        let open = jobs.values().filter(|job| !job.is_finished()).count();
         drop(jobs);
         metrics::gauge!(crate::metrics::PUSHES_OPEN).set(open as f64);
         self.changed.send_replace(());
@@ -163,7 +163,7 @@ impl Inner {
     pub(super) async fn unpin(&self, id: &str, snapshot: Digest, reference: &str) {
         let Ok(target) = Target::parse(reference) else { return };
         let is_here = |job: &PushJob| Target::parse(&job.reference).is_ok_and(|other| other.repository == target.repository);
-        let waits = |job: &PushJob| job.id != id && job.digest == snapshot && !is_finished(job) && is_here(job);
+        let waits = |job: &PushJob| job.id != id && job.digest == snapshot && !job.is_finished() && is_here(job);
         let _turn = self.turn.lock().await;
         if !self.jobs.lock().values().any(waits) {
             self.pin(&target, snapshot, false).await;

@@ -8,6 +8,7 @@ use super::output::Out;
 use super::progress;
 use super::suggest::{Flags, Suggestion};
 use super::usage;
+use parking_lot::Mutex;
 use pfr_client::export::PlaceOptions;
 use pfr_client::{AgentClient, Remote, RemoteOptions, Site, StoredTokens, same_registry, same_server};
 use pfr_schema::codec::Compression;
@@ -18,6 +19,7 @@ use pfr_store::{Options, PageCache, Store};
 use serde::Serialize;
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Everything a command needs besides its own arguments.
@@ -34,6 +36,8 @@ pub struct Context {
     flags: RefCell<Flags>,
     /// The last reference that the command looked up.
     reference: RefCell<Option<Reference>>,
+    /// What a user reads after the word `interrupted`.
+    interrupted: Arc<Mutex<Option<String>>>,
     /// Whether the command line names a registry; environment and file do not count.
     names_registry: bool,
 }
@@ -76,7 +80,19 @@ impl Context {
         let names_registry = given.registry.is_some() && usage::has_flag(std::env::args_os(), "--registry");
         let settings = Settings::resolve(given, file, &dirs);
         let (out, json, quiet) = (Out::stdout(), global.json, global.quiet);
-        Ok(Self { out, json, quiet, global, settings, flags: flags.into(), reference: RefCell::default(), names_registry })
+        let (flags, reference, interrupted) = (flags.into(), RefCell::default(), Arc::default());
+        Ok(Self { out, json, quiet, global, settings, flags, reference, interrupted, names_registry })
+    }
+
+    /// From now on, a signal that ends the command tells the user this: what is done, or how to go
+    /// on.
+    pub fn when_interrupted(&self, words: impl Into<String>) {
+        *self.interrupted.lock() = Some(words.into());
+    }
+
+    /// The words of [`Self::when_interrupted`]. They outlive the command.
+    pub fn interrupted(&self) -> Arc<Mutex<Option<String>>> {
+        Arc::clone(&self.interrupted)
     }
 
     /// The options that all commands share, as they were given.

@@ -29,7 +29,7 @@ pub use context::Context;
 pub use failure::Failure;
 pub use program::{Program, main as run};
 
-use args::Args;
+use args::{Args, Command};
 use clap::CommandFactory as _;
 use std::process::ExitCode;
 
@@ -51,7 +51,11 @@ pub fn main() -> ExitCode {
 }
 
 impl Program for Args {
-    const RESUME_HINT: &str = "run the same command again to resume";
+    fn resume_hint(&self) -> Option<&'static str> {
+        let resumes =
+            matches!(self.command, Command::Push(_) | Command::Pull(_) | Command::Copy(_) | Command::Export(_) | Command::Import(_));
+        resumes.then_some("run the same command again to resume")
+    }
 
     fn global(&self) -> &Global {
         &self.global
@@ -59,5 +63,22 @@ impl Program for Args {
 
     async fn run(self, context: &mut Context) -> Result<(), Failure> {
         commands::run(context, self.command).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser as _;
+
+    #[test]
+    fn only_a_command_that_resumes_says_so() {
+        let hint = |line: &str| Args::try_parse_from(line.split(' ')).unwrap().resume_hint();
+        for line in ["pf push ./x a/b:c", "pf pull a/b:c", "pf copy a/b:c http://h/a/b:c", "pf export a/b:c ./x", "pf import ./x"] {
+            assert_eq!(hint(line), Some("run the same command again to resume"), "{line}");
+        }
+        for line in ["pf ls", "pf events", "pf verify a/b:c", "pf snapshot e", "pf pushes", "pf gc"] {
+            assert_eq!(hint(line), None, "{line}");
+        }
     }
 }

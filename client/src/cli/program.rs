@@ -5,6 +5,7 @@ use super::context::Context;
 use super::failure::Failure;
 use super::usage;
 use pfr_service::LogFormat;
+use pfr_service::signals::Signal;
 use pfr_service::traces::{COMMAND_END, TraceSettings, Traces};
 use std::ffi::OsString;
 use std::io::Write as _;
@@ -15,8 +16,9 @@ use tracing::{Instrument as _, Span};
 
 /// A command line, and the work that it asks for.
 pub trait Program: clap::Parser {
-    /// Tells the user of an interrupted run how to go on.
-    const RESUME_HINT: &str;
+    /// Tells the user of an interrupted run how to go on. `None`: there is nothing to go on with,
+    /// unless the work says so in [`Context::when_interrupted`].
+    fn resume_hint(&self) -> Option<&'static str>;
 
     /// The options that all programs share.
     fn global(&self) -> &Global;
@@ -56,9 +58,14 @@ pub fn main<P: Program>() -> ExitCode {
     };
     let span = span_of::<P>();
     let work = async {
+        let mut context = Context::new(program.global().clone())?;
+        if let Some(hint) = program.resume_hint() {
+            context.when_interrupted(hint);
+        }
+        let words = context.interrupted();
         tokio::select! {
-            result = run(program) => result,
-            interrupted = interrupted(P::RESUME_HINT) => Err(interrupted),
+            result = run(program, &mut context) => result,
+            signal = signal() => Err(interrupted(signal, words.lock().as_deref())),
         }
     };
     let result = runtime.block_on(work.instrument(span.clone()));
@@ -103,9 +110,8 @@ fn commands_in(program: &clap::Command, arguments: impl Iterator<Item = OsString
     name
 }
 
-async fn run<P: Program>(program: P) -> Result<(), Failure> {
-    let mut context = Context::new(program.global().clone())?;
-    let result = program.run(&mut context).await;
+async fn run<P: Program>(program: P, context: &mut Context) -> Result<(), Failure> {
+    let result = program.run(context).await;
     let flushed = context.out.flush();
     result.map_err(|failure| context.explain(failure))?;
     flushed
@@ -121,12 +127,18 @@ fn start_log(traces: Option<Traces>) {
 
 /// Completes when Ctrl-C, SIGTERM or a closed terminal ends the command. The work is then dropped,
 /// and child processes with it.
-async fn interrupted(resume_hint: &str) -> Failure {
+async fn signal() -> Signal {
     match pfr_service::signals::of_command() {
-        Ok(signal) => Failure::interrupted(signal.await.exit_code(), format!("interrupted; {resume_hint}")),
+        Ok(signal) => signal.await,
         // The signals keep their default: they end the process.
         Err(_) => std::future::pending().await,
     }
+}
+
+/// The end of an interrupted command, and how to go on.
+fn interrupted(signal: Signal, words: Option<&str>) -> Failure {
+    let message = words.map_or_else(|| "interrupted".to_owned(), |words| format!("interrupted; {words}"));
+    Failure::interrupted(signal.exit_code(), message)
 }
 
 #[cfg(test)]

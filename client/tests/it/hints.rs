@@ -480,7 +480,7 @@ async fn a_hint_about_an_agent_names_its_socket() {
         (way(vec![]), "failure.rs from engines", vec!["snapshot", "gone", "team/agent:y", "--agent", &given], 7, none),
         (
             way(vec![]),
-            "commands/capture.rs snapshot pushes",
+            "commands/capture.rs pushes pushes",
             vec!["snapshot", "slow", "team/agent:y", "--push", "wait", "--agent", &given],
             7,
             "no room",

@@ -54,7 +54,9 @@ enum Model {
 }
 
 impl Program for Demo {
-    const RESUME_HINT: &str = "everything the demo started has been stopped";
+    fn resume_hint(&self) -> Option<&'static str> {
+        Some("everything the demo started has been stopped")
+    }
 
     fn global(&self) -> &Global {
         &self.global

@@ -43,7 +43,9 @@ pub struct ImportProcessfork {
 }
 
 impl Program for ImportProcessfork {
-    const RESUME_HINT: &str = "run the same command again to resume";
+    fn resume_hint(&self) -> Option<&'static str> {
+        Some("run the same command again to resume")
+    }
 
     fn global(&self) -> &Global {
         &self.global

@@ -1,16 +1,22 @@
 //! `pf snapshot` and `pf restore`: what the capture agent does for one sequence.
 
+use super::jobs::{TOLD, follow};
 use crate::cli::args::{Restore, Snapshot, WhenToPush};
 use crate::cli::context::Context;
 use crate::cli::failure::Failure;
 use crate::cli::output::human::{bytes, count, duration, number, one_line};
+use crate::cli::output::stderr_width;
 use crate::cli::progress::{Status, watch};
 use crate::cli::suggest::Suggestion;
-use pfr_client::Error;
-use pfr_schema::agent::{Push, PushState, Resharded, RestoreReport, RestoreRequest, SnapshotReport, SnapshotRequest, Stored};
+use parking_lot::Mutex;
+use pfr_client::{AgentClient, Error};
+use pfr_schema::agent::{
+    Push, PushJob, PushState, Pushes, Resharded, RestoreReport, RestoreRequest, SnapshotReport, SnapshotRequest, Stored,
+};
 use pfr_schema::{ErrorCode, Selector};
 use std::collections::BTreeMap;
 use std::time::Duration;
+use tokio::time::Instant;
 
 /// `pf snapshot`.
 pub async fn snapshot(context: &mut Context, args: Snapshot) -> Result<(), Failure> {
@@ -22,24 +28,73 @@ pub async fn snapshot(context: &mut Context, args: Snapshot) -> Result<(), Failu
         labels: args.label.into_iter().map(|label| (label.0, label.1)).collect(),
         exact: args.exact,
         push: match args.push {
-            WhenToPush::Background => Push::Background,
-            WhenToPush::Wait => Push::Wait,
+            // The answer comes when the snapshot is made. Its push is waited for below, where the
+            // user sees what keeps it.
+            WhenToPush::Background | WhenToPush::Wait => Push::Background,
             WhenToPush::Never => Push::Never,
         },
         oracle: args.logits,
         parent: args.parent,
     };
     let status = || Status::of_phase("capturing");
-    let report = watch(context.quiet, status, agent.snapshot(&args.engine, &request)).await.map_err(not_captured)?;
-    let failed = report.push.as_ref().filter(|push| request.push == Push::Wait && push.state != PushState::Done);
+    let mut report = watch(context.quiet, status, agent.snapshot(&args.engine, &request)).await.map_err(not_captured)?;
+    if !context.json && !context.quiet {
+        for line in describe_snapshot(&report) {
+            context.out.note(&line)?;
+        }
+        context.out.flush()?;
+    }
+    let waits = args.push == WhenToPush::Wait;
+    if waits && let Some(begun) = report.push.take() {
+        report.push = Some(pushed(context, &agent, &report, begun).await?);
+    }
+    let failed = report.push.as_ref().filter(|push| waits && push.state != PushState::Done);
     let failure = failed.map(|push| {
         let reason = push.error.as_deref().unwrap_or("no reason was given");
         let message = format!("{} is in the agent's store, but was not pushed: {}", report.reference, one_line(reason));
-        Failure::new(push.code.unwrap_or(ErrorCode::Unavailable), message)
-            .hint(Suggestion::new("pushes").agent().then(" shows whether a later attempt succeeds"))
+        Failure::new(push.code.unwrap_or(ErrorCode::Unavailable), message).hint(pushes().then(" shows whether a later attempt succeeds"))
     });
-    context.report(&report, describe_snapshot(&report), &report.digest.to_string())?;
+    context.report(&report, report.push.as_ref().map(describe_push), &report.digest.to_string())?;
     failure.map_or(Ok(()), Err)
+}
+
+/// The command that lists the pushes of the agent.
+fn pushes() -> Suggestion {
+    Suggestion::new("pushes").agent()
+}
+
+/// Waits until the push of a snapshot has ended, or needs a user. Shows meanwhile what keeps it: in
+/// the bar, and in a pipe when that is known and every 30 seconds.
+async fn pushed(context: &Context, agent: &AgentClient, report: &SnapshotReport, begun: PushJob) -> Result<PushJob, Failure> {
+    let is_over = |push: &PushJob| push.is_finished() || push.needs_user();
+    if is_over(&begun) {
+        return Ok(begun);
+    }
+    let here = format!("{} is in the agent's store as {}", report.reference, report.digest);
+    let pushes = context.suggest(&pushes());
+    context.when_interrupted(format!("{here}, and its push goes on without this command: {pushes} shows it"));
+    let (terminal, silent) = (stderr_width().is_some(), context.quiet || context.json);
+    let status = Mutex::new(Status::of_phase("pushing"));
+    let (mut seen, mut told) = (begun.clone(), None::<Instant>);
+    let follow = follow(
+        async || agent.pushes().await,
+        |answer: &Pushes| {
+            // A push that is not listed any more has ended long ago, or was dropped.
+            let Some(push) = answer.pushes.iter().find(|push| push.id == begun.id) else { return true };
+            seen.clone_from(push);
+            if let Some(error) = push.error.as_deref().filter(|_| !is_over(push)) {
+                let keeps = format!("the push is queued, and tried again: {}", one_line(error));
+                *status.lock() = Status::of_phase(&keeps);
+                if !terminal && !silent && told.is_none_or(|told| told.elapsed() >= TOLD) {
+                    told = Some(Instant::now());
+                    eprintln!("{here}; {pushes} shows its push; {keeps}");
+                }
+            }
+            is_over(push)
+        },
+    );
+    watch(context.quiet, || status.lock().clone(), follow).await?;
+    Ok(seen)
 }
 
 /// `pf restore`.
@@ -89,7 +144,7 @@ fn seconds(seconds: f64) -> String {
     if seconds < 1.0 { format!("{:.1} ms", seconds.max(0.0) * 1e3) } else { duration(Duration::from_secs_f64(seconds)) }
 }
 
-/// Lines for users about a capture.
+/// Lines for users about a capture, without its push.
 pub fn describe_snapshot(report: &SnapshotReport) -> Vec<String> {
     let exact = match (report.exactness, report.oracle) {
         (pfr_schema::snapshot::Exactness::BitExact, true) => "bit-exact, with the logits of the next step".to_owned(),
@@ -97,17 +152,12 @@ pub fn describe_snapshot(report: &SnapshotReport) -> Vec<String> {
         (pfr_schema::snapshot::Exactness::NearExact, _) if report.unrecorded.is_empty() => "near-exact".to_owned(),
         (pfr_schema::snapshot::Exactness::NearExact, _) => format!("near-exact, not recorded: {}", one_line(&report.unrecorded.join(", "))),
     };
-    let push = report.push.as_ref().map(|push| match push.state {
-        PushState::Done => format!("pushed, {} sent", bytes(push.bytes_sent)),
-        PushState::Waiting | PushState::Running => "the push runs in the background".to_owned(),
-        PushState::Failed => "the push was refused".to_owned(),
-    });
     let mut new = format!("{} new", bytes(report.bytes_new));
     // An agent of an older version does not say how many bytes it stored.
     if (1..report.bytes_new - report.bytes_new / 100).contains(&report.bytes_stored) {
         new += &format!(", {} stored", bytes(report.bytes_stored));
     }
-    let mut lines = vec![
+    vec![
         format!("{} of {} at token {}, {exact}", report.reference, one_line(&report.sequence), number(report.boundary)),
         format!(
             "{}, {} resident: {} copied from the engine, {new}",
@@ -119,9 +169,16 @@ pub fn describe_snapshot(report: &SnapshotReport) -> Vec<String> {
             0.0 => format!("the engine was not paused, {} in all", seconds(report.total_seconds)),
             paused => format!("the engine paused for {}, {} in all", seconds(paused), seconds(report.total_seconds)),
         },
-    ];
-    lines.extend(push);
-    lines
+    ]
+}
+
+/// A line for users about the push of a capture.
+fn describe_push(push: &PushJob) -> String {
+    match push.state {
+        PushState::Done => format!("pushed, {} sent", bytes(push.bytes_sent)),
+        PushState::Waiting | PushState::Running => "the push runs in the background".to_owned(),
+        PushState::Failed => "the push was refused".to_owned(),
+    }
 }
 
 /// Lines for users about a restore.

@@ -17,10 +17,12 @@ use pfr_schema::api::Problem;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// How often the agent is asked how far a job is.
+/// How often the agent is asked how far its work is.
 const LOOK: Duration = Duration::from_millis(300);
+/// The first wait between two questions: small work is over soon.
+const SOON: Duration = Duration::from_millis(10);
 /// How often a pipe gets a line about it.
-const TOLD: Duration = Duration::from_secs(30);
+pub const TOLD: Duration = Duration::from_secs(30);
 
 /// `pf warm`.
 pub async fn warm(context: &mut Context, args: WarmArgs) -> Result<(), Failure> {
@@ -97,41 +99,52 @@ fn what(job: &Job) -> String {
     one_line(&job.note.clone().or_else(|| job.error.as_ref().map(|problem| problem.detail.clone())).unwrap_or_else(asked))
 }
 
-/// Begins a job and waits for its end; shows meanwhile how far it is. An agent that does not answer
-/// once is asked again: the job goes on.
+/// Asks the agent until something is over. One that does not answer once is asked again: its work
+/// goes on.
+///
+/// # Errors
+/// Of the agent; of one that does not answer after four times.
+pub async fn follow<T>(ask: impl AsyncFn() -> pfr_client::Result<T>, mut is_over: impl FnMut(&T) -> bool) -> pfr_client::Result<T> {
+    let (mut silences, mut wait) = (0, SOON);
+    loop {
+        match ask().await {
+            Ok(seen) if is_over(&seen) => return Ok(seen),
+            Ok(_) => silences = 0,
+            Err(error @ (Error::NoAgent { .. } | Error::AgentGone { .. } | Error::AgentSilent { .. })) => {
+                silences += 1;
+                if silences > 3 {
+                    return Err(error);
+                }
+            }
+            Err(error) => return Err(error),
+        }
+        tokio::time::sleep(wait).await;
+        wait = (wait * 2).min(LOOK);
+    }
+}
+
+/// Begins a job and waits for its end; shows meanwhile how far it is.
 pub async fn finished(context: &Context, agent: &AgentClient, request: &JobRequest) -> Result<Job, Failure> {
     let begun = agent.begin(request).await?;
     let (terminal, silent) = (stderr_width().is_some(), context.quiet || context.json);
+    let cancel = context.suggest(&Suggestion::new("jobs").agent().arg("cancel").arg(&begun.id));
+    context.when_interrupted(format!("job {} goes on without this command, and {cancel} ends it", begun.id));
     if !silent {
-        let cancel = Suggestion::new("jobs").agent().arg("cancel").arg(&begun.id);
-        eprintln!("job {}; it goes on without this command, and {} ends it", begun.id, context.suggest(&cancel));
+        eprintln!("job {}; it goes on without this command, and {cancel} ends it", begun.id);
     }
     let status = Mutex::new(Status::of_phase(request.kind()));
-    let follow = async {
-        let mut told = Instant::now();
-        let mut silences = 0;
-        loop {
-            match agent.job(&begun.id).await {
-                Ok(job) if job.state.is_open() => {
-                    silences = 0;
-                    *status.lock() = status_of(&job);
-                    if !terminal && !silent && told.elapsed() >= TOLD {
-                        told = Instant::now();
-                        eprintln!("{}", line(&job));
-                    }
-                }
-                Ok(job) => return Ok(job),
-                Err(error @ (Error::NoAgent { .. } | Error::AgentGone { .. } | Error::AgentSilent { .. })) => {
-                    silences += 1;
-                    if silences > 3 {
-                        return Err(error);
-                    }
-                }
-                Err(error) => return Err(error),
+    let mut told = Instant::now();
+    let is_over = |job: &Job| {
+        if job.state.is_open() {
+            *status.lock() = status_of(job);
+            if !terminal && !silent && told.elapsed() >= TOLD {
+                told = Instant::now();
+                eprintln!("{}", line(job));
             }
-            tokio::time::sleep(LOOK).await;
         }
+        !job.state.is_open()
     };
+    let follow = follow(async || agent.job(&begun.id).await, is_over);
     Ok(watch(context.quiet, || status.lock().clone(), follow).await?)
 }
 
