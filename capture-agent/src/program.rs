@@ -120,6 +120,7 @@ fn serve(config: Config) -> Result<(), Error> {
     if let Some(error) = opened.refused {
         tracing::warn!(%error, "no traces are sent");
     }
+    settings::warn_of_unknown(&Cli::command(), "PF_AGENT_", &["PF_AGENT_TOKEN"]);
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime = runtime.map_err(Error::io("start threads"))?;
     let served = runtime.block_on(daemon::serve(config, |config| {

@@ -5,7 +5,12 @@
 
 use clap::builder::StyledStr;
 use serde::de::DeserializeOwned;
+use std::collections::BTreeSet;
+use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
+
+/// Typing errors in a name that is still recognised.
+const TYPOS: usize = 2;
 
 /// Declares a struct of optional settings and its method `or`.
 #[macro_export]
@@ -83,8 +88,56 @@ pub fn parse<P: clap::Parser>() -> Result<P, clap::Error> {
     })
 }
 
+/// The variables that a command line reads, in all its commands.
+#[must_use]
+pub fn variables(command: &clap::Command) -> BTreeSet<String> {
+    let own = command.get_arguments().filter_map(clap::Arg::get_env).map(|name| name.to_string_lossy().into_owned());
+    own.chain(command.get_subcommands().flat_map(variables)).collect()
+}
+
+/// Warns in the log of variables of this process that begin with `prefix`, and that neither the
+/// command line reads nor its program by another way (`others`): they are probably misspelt, and a
+/// limit that is set so is none.
+pub fn warn_of_unknown(command: &clap::Command, prefix: &str, others: &[&str]) {
+    let mut known = variables(command);
+    known.extend(others.iter().map(|name| (*name).to_owned()));
+    let unknown = unknown(std::env::vars_os(), prefix, &known);
+    if !unknown.is_empty() {
+        tracing::warn!(variables = unknown.join(" "), "these environment variables are no settings and have no effect");
+    }
+}
+
+/// The names that begin with `prefix` and are none of `known`, in order, without those that
+/// Kubernetes makes.
+fn unknown(environment: impl Iterator<Item = (OsString, OsString)>, prefix: &str, known: &BTreeSet<String>) -> Vec<String> {
+    let named = environment.filter_map(|(name, value)| Some((name.into_string().ok()?, value)));
+    let unknown = named.filter(|(name, value)| name.starts_with(prefix) && !known.contains(name) && !is_of_service(name, value));
+    let names: BTreeSet<String> = unknown.map(|(name, _)| name).collect();
+    names.into_iter().collect()
+}
+
+/// Whether this is one of the variables that Kubernetes puts into every container for a Service:
+/// one named `pf-registry` gives `PF_REGISTRY_SERVICE_HOST` and `PF_REGISTRY_PORT_5077_TCP_ADDR`.
+fn is_of_service(name: &str, value: &OsStr) -> bool {
+    let of_protocol = ["_TCP", "_UDP", "_SCTP"].iter().any(|protocol| name.contains(protocol));
+    name.ends_with("_SERVICE_HOST")
+        || name.contains("_SERVICE_PORT")
+        || (name.contains("_PORT_") && of_protocol)
+        || (name.ends_with("_PORT") && value.to_string_lossy().contains("://"))
+}
+
+/// The one of `known` that a name means which is none of them, if it has few typing errors.
+#[must_use]
+pub fn meant<'a>(name: &str, known: &'a BTreeSet<String>) -> Option<&'a str> {
+    if known.contains(name) {
+        return None;
+    }
+    let near = known.iter().map(|other| (strsim::damerau_levenshtein(name, other), other.as_str()));
+    near.min().filter(|(typos, _)| *typos <= TYPOS).map(|(_, other)| other)
+}
+
 /// The command without the environment variables of these names.
-fn without(command: clap::Command, unset: &dyn Fn(&std::ffi::OsStr) -> bool) -> clap::Command {
+fn without(command: clap::Command, unset: &dyn Fn(&OsStr) -> bool) -> clap::Command {
     let command = command.mut_args(|argument| match argument.get_env() {
         Some(name) if unset(name) => argument.env(None::<&str>),
         _ => argument,
@@ -141,6 +194,39 @@ mod tests {
         let stronger = Given { token: None, retries: Some(1) };
         let weaker = Given { token: Some("a".into()), retries: Some(2) };
         assert_eq!(stronger.or(weaker), Given { token: Some("a".into()), retries: Some(1) });
+    }
+
+    #[test]
+    fn a_variable_that_is_no_setting_is_told_from_those_of_kubernetes() {
+        let command = clap::Command::new("server")
+            .arg(clap::Arg::new("log").long("log").env("PF_X_LOG"))
+            .subcommand(clap::Command::new("serve").arg(clap::Arg::new("grace").long("grace").env("PF_X_GC_GRACE_SECONDS")));
+        let known = variables(&command);
+        assert_eq!(known, ["PF_X_GC_GRACE_SECONDS", "PF_X_LOG"].map(str::to_owned).into());
+        let environment = [
+            ("PF_X_LOG", "info"),
+            ("PF_X_GC_GRACE", "7"),
+            ("PF_Y_LOG", "info"),
+            ("PF_X_LISTEN_PORT", "7"),
+            ("PF_X_SERVICE_HOST", "10.0.0.1"),
+            ("PF_X_SERVICE_PORT", "5077"),
+            ("PF_X_SERVICE_PORT_HTTP", "5077"),
+            ("PF_X_PORT", "tcp://10.0.0.1:5077"),
+            ("PF_X_PORT_5077_TCP", "tcp://10.0.0.1:5077"),
+            ("PF_X_PORT_5077_TCP_ADDR", "10.0.0.1"),
+            ("PF_X_METRICS_SERVICE_HOST", "10.0.0.1"),
+        ];
+        let environment = environment.map(|(name, value)| (OsString::from(name), OsString::from(value)));
+        assert_eq!(unknown(environment.into_iter(), "PF_X_", &known), ["PF_X_GC_GRACE", "PF_X_LISTEN_PORT"]);
+    }
+
+    #[test]
+    fn a_misspelt_name_is_recognised_and_another_one_is_not() {
+        let known: BTreeSet<String> = ["PF_REGISTRY", "PF_STORE", "PF_TOKEN"].map(str::to_owned).into();
+        for (name, other) in [("PF_TOKNE", Some("PF_TOKEN")), ("PF_REGISTRYS", Some("PF_REGISTRY")), ("PF_PORT", None), ("PF_TOKEN", None)]
+        {
+            assert_eq!(meant(name, &known), other, "{name}");
+        }
     }
 
     #[test]

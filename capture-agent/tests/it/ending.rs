@@ -141,10 +141,10 @@ struct Agent(Child);
 
 impl Agent {
     fn start(dir: &Path) -> Self {
-        Self::start_with(dir, &[])
+        Self::start_with(dir, &[], &[])
     }
 
-    fn start_with(dir: &Path, options: &[&str]) -> Self {
+    fn start_with(dir: &Path, options: &[&str], environment: &[(&str, &str)]) -> Self {
         let mut process = Command::new(env!("CARGO_BIN_EXE_pf-agent"))
             .args(["serve", "--data"])
             .arg(dir)
@@ -155,6 +155,7 @@ impl Agent {
             .args(options)
             .env_clear()
             .env("HOME", dir)
+            .envs(environment.iter().copied())
             .stdout(Stdio::piped())
             .stderr(File::create(dir.join("agent.log")).unwrap())
             .spawn()
@@ -246,7 +247,7 @@ async fn the_last_report_of_an_agent_names_the_engines_that_its_end_lets_go() {
     // The end of an agent waits only a second for its last report: a busy machine may take longer.
     for _ in 0..10 {
         let options = ["--registry", &url, "--report-name", "gpu-1", "--report-interval", "3600"];
-        let mut agent = Agent::start_with(data.path(), &options);
+        let mut agent = Agent::start_with(data.path(), &options, &[]);
         let engine = Engine::register(&data.path().join("engines.sock"), &memory).await;
         kill_process(Pid::from_child(&agent.0), Signal::TERM).unwrap();
         assert!(agent.0.wait().unwrap().success());
@@ -260,4 +261,14 @@ async fn the_last_report_of_an_agent_names_the_engines_that_its_end_lets_go() {
         }
     }
     panic!("the registry was never told of an end");
+}
+
+#[test]
+fn a_variable_that_is_no_setting_is_named_in_the_log() {
+    let dir = tempfile::tempdir().unwrap();
+    drop(Agent::start_with(dir.path(), &[], &[("PF_AGENT_LOG", "info"), ("PF_AGENT_DATE", "/x"), ("PF_AGENT_PORT", "tcp://10.0.0.1:80")]));
+    let log = std::fs::read_to_string(dir.path().join("agent.log")).unwrap();
+    let warnings: Vec<&str> = log.lines().filter(|line| line.contains("have no effect")).collect();
+    let [warning] = warnings[..] else { panic!("{log}") };
+    assert!(warning.contains("PF_AGENT_DATE") && !warning.contains("PF_AGENT_LOG") && !warning.contains("PF_AGENT_PORT"), "{warning}");
 }

@@ -43,6 +43,12 @@ pub fn main<P: Program>() -> ExitCode {
         Ok(program) => program,
         Err(code) => return code,
     };
+    if !json && !program.global().quiet {
+        for warning in usage::misspelt(&P::command(), std::env::vars_os().map(|(name, _)| name)) {
+            // A closed standard error is no reason to refuse a command.
+            let _ = writeln!(std::io::stderr(), "warning: {warning}");
+        }
+    }
     let opened = match pfr_service::traces::open("pf", &TraceSettings::default()) {
         Ok(opened) => opened,
         Err(error) => return Failure::usage(error.to_string()).report(json),

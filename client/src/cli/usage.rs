@@ -5,6 +5,7 @@ use super::output::human::without_passwords;
 use super::suggest::{Advice, Flags, Suggestion};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use pfr_client::export::Place;
+use pfr_service::settings;
 use std::ffi::OsString;
 use std::process::ExitCode;
 
@@ -27,7 +28,7 @@ pub fn parse<P: clap::Parser>(json: bool) -> Result<P, ExitCode> {
         let _ = P::command().print_help();
         return Err(ExitCode::SUCCESS);
     }
-    let error = match pfr_service::settings::parse::<P>() {
+    let error = match settings::parse::<P>() {
         Ok(args) => return Ok(args),
         Err(error) => error,
     };
@@ -47,6 +48,19 @@ pub fn parse<P: clap::Parser>(json: bool) -> Result<P, ExitCode> {
             Err(ExitCode::from(1))
         }
     }
+}
+
+/// Variables that no flag stands for.
+const VARIABLES: [&str; 6] = ["PF_CONFIG", "PF_TOKEN", "PF_TOKEN_OVER_HTTP", "PF_PAGE_CACHE", "PF_OCI_USERNAME", "PF_OCI_PASSWORD"];
+
+/// Warnings of variables that are probably misspelt. Others begin with `PF_`, too: those of our
+/// servers, and of programs that have nothing to do with `pf`.
+pub fn misspelt(command: &clap::Command, names: impl Iterator<Item = OsString>) -> Vec<String> {
+    let mut known = settings::variables(command);
+    known.extend(VARIABLES.map(str::to_owned));
+    let ours = names.filter_map(|name| name.into_string().ok()).filter(|name| name.starts_with("PF_") && !name.starts_with("PF_REGISTRY_"));
+    let warn = |name: String| settings::meant(&name, &known).map(|meant| format!("{name} has no effect; did you mean {meant}?"));
+    ours.filter_map(warn).collect()
 }
 
 /// Advice for an address with a password, which an error of clap would repeat.
@@ -71,7 +85,7 @@ fn of_place(error: &clap::Error) -> Option<Advice> {
 
 /// The error in the form of all others.
 fn failure(error: &clap::Error, advice: Option<Advice>) -> Failure {
-    let (message, hint) = pfr_service::settings::explain(error);
+    let (message, hint) = settings::explain(error);
     let failure = Failure::usage(message);
     match advice.or(hint.map(Into::into)) {
         Some(advice) => failure.hint(advice),
@@ -139,7 +153,7 @@ fn tip(word: &str) -> Option<Advice> {
 mod tests {
     use super::*;
     use crate::cli::args::Args;
-    use clap::Parser as _;
+    use clap::{CommandFactory as _, Parser as _};
 
     #[test]
     fn words_of_other_tools_get_a_tip_and_are_no_commands() {
@@ -163,6 +177,13 @@ mod tests {
         assert_eq!(shown(both), ["pf ls --registry http://r", "pf ls --local --store 'a b'"]);
         assert_eq!(shown(flags(&["pf", "images", "--local"], Some("/s"))), ["pf ls --local --store /s"; 2]);
         assert_eq!(shown(flags(&["pf", "images", "--registry"], Some(""))), ["pf ls", "pf ls --local"]);
+    }
+
+    #[test]
+    fn a_misspelt_variable_is_named_and_those_of_others_are_not() {
+        let names = ["PF_TOKNE", "PF_STORE", "PF_CONFIG", "PF_REGISTRY_LOG", "PF_AGENT_DATA", "PF_CACHE", "PF_PROGRAM", "PF_PORT", "HOME"];
+        let warnings = misspelt(&Args::command(), names.iter().map(OsString::from));
+        assert_eq!(warnings, ["PF_TOKNE has no effect; did you mean PF_TOKEN?"]);
     }
 
     #[test]

@@ -153,6 +153,9 @@ fn of_key_tool(argument: Arg) -> Arg {
     if KEYS.contains(&argument.get_id().as_str()) { argument.help_heading("Keys") } else { of_tool(argument) }
 }
 
+/// Variables that no flag stands for: command lines can be read by everyone on the machine.
+const TOKENS: [&str; 3] = ["PF_REGISTRY_UPSTREAM_TOKEN", "PF_REGISTRY_FROM_TOKEN", "PF_REGISTRY_TO_TOKEN"];
+
 /// The sources of the settings: the same for every command, so that all of them mean the same
 /// store.
 #[derive(Args)]
@@ -173,6 +176,7 @@ impl Settings {
         if let Some(error) = opened.refused {
             tracing::warn!(%error, "no traces are sent");
         }
+        settings::warn_of_unknown(&Cli::command(), "PF_REGISTRY_", &TOKENS);
         Ok(config)
     }
 

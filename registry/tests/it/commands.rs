@@ -154,6 +154,25 @@ async fn data() -> TempDir {
 }
 
 #[tokio::test]
+async fn a_variable_that_is_no_setting_is_named_in_the_log() {
+    let dir = data().await;
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pf-registry"));
+    command.arg("gc").env_clear().env("PF_REGISTRY_DATA", dir.path());
+    let stderr = |command: &mut Command| {
+        let output = command.output().expect("the program runs");
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{stderr}");
+        stderr
+    };
+    command.env("PF_REGISTRY_UPSTREAM_TOKEN", "hush").env("PF_REGISTRY_SERVICE_HOST", "10.0.0.1");
+    let said = stderr(&mut command);
+    assert!(!said.contains("environment variables"), "{said}");
+    let said = stderr(command.env("PF_REGISTRY_GC_GRACE", "7"));
+    let warning = "these environment variables are no settings and have no effect";
+    assert!(said.contains(warning) && said.contains("PF_REGISTRY_GC_GRACE") && !said.contains("UPSTREAM"), "{said}");
+}
+
+#[tokio::test]
 async fn a_rate_is_a_size() {
     let dir = data().await;
     let data = dir.path().to_str().expect("a path");
