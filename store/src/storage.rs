@@ -237,6 +237,18 @@ impl Storage {
         Ok(signer.signed_url(Method::GET, &whole, expires).await.map_err(Error::packs)?.into())
     }
 
+    /// Checks that something answers where credentials must come from. Without this the first
+    /// request fails after many seconds, with words about an address that nobody has given.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if there are no credentials for it.
+    pub async fn check_credentials(&self) -> Result<()> {
+        match &self.metadata_service {
+            Some(service) => credentials::must_answer(&self.url, service).await,
+            None => Ok(()),
+        }
+    }
+
     /// Tries what a registry does: write, read back, list, replace, delete one small object of its
     /// own.
     ///
@@ -246,7 +258,7 @@ impl Storage {
     #[boxed]
     pub async fn probe(&self) -> Result<Probe> {
         let Some(service) = &self.metadata_service else { return self.try_all().await };
-        credentials::must_answer(&self.url, service).await?;
+        self.check_credentials().await?;
         self.try_all().await.map_err(|error| match error {
             Error::Unavailable { what, reason } => Error::Unavailable { what, reason: format!("{reason}; {}", credentials::hint(service)) },
             other => other,

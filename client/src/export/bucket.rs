@@ -41,11 +41,13 @@ pub(crate) struct Bucket {
 type Found = Option<(Bytes, UpdateVersion)>;
 
 impl Bucket {
-    /// The prefix at `url`, with the credentials of the environment. Nothing is asked of it yet.
-    pub fn at(url: &str) -> Result<Self> {
+    /// The prefix at `url`, with the credentials of the environment, if there are some. Nothing is
+    /// asked of it yet.
+    pub async fn at(url: &str) -> Result<Self> {
         // No error repeats the URL, which may have a secret in the wrong place.
-        let opened = storage::open(url, &StorageOptions::from_env());
-        let (store, _) = opened.map_err(|error| failed("the bucket", ErrorCode::InvalidRequest, error.to_string()))?;
+        let refused = |error: pfr_store::Error| failed("the bucket", ErrorCode::InvalidRequest, error.to_string());
+        let (store, opened) = storage::open(url, &StorageOptions::from_env()).map_err(refused)?;
+        opened.check_credentials().await.map_err(refused)?;
         Ok(Self::over(url, store))
     }
 

@@ -80,7 +80,7 @@ impl Place {
         let layout: Arc<dyn Layout> = match self {
             Self::Folder(path) => Arc::new(Folder::open(path.clone()).await?),
             Self::Tar(path) => Arc::new(Tar::open(path.clone()).await?),
-            Self::Bucket(url) => Arc::new(Bucket::at(url)?.opened().await?),
+            Self::Bucket(url) => Arc::new(Bucket::at(url).await?.opened().await?),
             Self::Registry(address) => Arc::new(registry(address, options, false).await?),
         };
         Ok(layout)
@@ -91,7 +91,7 @@ impl Place {
         let layout: Arc<dyn Layout> = match self {
             Self::Folder(path) => Arc::new(Folder::create(path.clone()).await?),
             Self::Tar(path) => Arc::new(Tar::create(path.clone()).await?),
-            Self::Bucket(url) => Arc::new(Bucket::at(url)?.created().await?),
+            Self::Bucket(url) => Arc::new(Bucket::at(url).await?.created().await?),
             Self::Registry(address) => Arc::new(registry(address, options, true).await?),
         };
         Ok(layout)

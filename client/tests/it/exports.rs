@@ -617,3 +617,20 @@ async fn pf_exports_imports_and_copies() {
     assert_eq!(archived.to_string(), b, "the copy has the tag of its source");
     run(&["copy", &from, &to, "--if-tag-is", "absent"], 3);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_bucket_without_credentials_is_refused_with_the_words_of_a_registry() {
+    let registry = Registry::start().await;
+    push_dir(&registry.remote(), directory(SMALL, &[1]).path(), "t").await.unwrap();
+    let home = tempfile::tempdir().unwrap();
+    for args in [["export", "team/agent:t", "s3://bucket/x"], ["import", "s3://bucket/x", "team/agent:u"]] {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_pf"));
+        command.env_clear().env("HOME", home.path()).env("PF_REGISTRY", &registry.url).args(args);
+        // No metadata service of a cloud answers there.
+        let output = command.env("AWS_METADATA_ENDPOINT", "http://127.0.0.1:1").output().unwrap();
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{args:?}: {stderr}");
+        assert!(stderr.contains("s3://bucket/x needs credentials and there are none: set AWS_ACCESS_KEY_ID"), "{args:?}: {stderr}");
+        assert!(!stderr.contains("Generic S3 error") && !stderr.contains("in a while"), "{args:?}: {stderr}");
+    }
+}
