@@ -6,7 +6,10 @@ use crate::engines::Engine;
 use crate::error::{Error, Result};
 use crate::jobs::{Handle, check_speed};
 use crate::rate::recompute;
-use pfr_schema::agent::{Drain, DrainFailure, DrainItem, DrainRequest, EngineState, Push, PushState, SnapshotReport, SnapshotRequest};
+use futures::future::join_all;
+use pfr_schema::agent::{
+    Drain, DrainFailure, DrainItem, DrainRequest, EngineInfo, EngineState, Push, PushState, SnapshotReport, SnapshotRequest,
+};
 use pfr_schema::engine::{Sequence, SequenceInfo, SequenceState, Verb};
 use pfr_schema::tree::GroupKind;
 use pfr_schema::{ErrorCode, Reference};
@@ -17,6 +20,8 @@ use std::time::{Duration, Instant};
 const LOOK: Duration = Duration::from_millis(100);
 /// How long a drain waits for its pushes if nothing else is said.
 const WAIT_SECONDS: u64 = 600;
+/// How long engines get at least to list their sequences: one may be in the middle of a long step.
+const LEAST_LOOK_SECONDS: u64 = 5;
 /// And at most: a day.
 const LONGEST_WAIT_SECONDS: u64 = 24 * 60 * 60;
 
@@ -40,7 +45,8 @@ impl Agent {
     pub(crate) async fn plan_drain(&self, request: &DrainRequest) -> Result<Drain> {
         let target: Reference = request.repository.parse()?;
         let mut failed = Vec::new();
-        let plan = self.plan(&target, &mut failed).await;
+        let seconds = request.wait_seconds.unwrap_or(WAIT_SECONDS).clamp(LEAST_LOOK_SECONDS, LONGEST_WAIT_SECONDS);
+        let plan = self.plan(&target, Duration::from_secs(seconds), &mut failed).await;
         let bytes = plan.iter().map(|item| item.bytes).sum();
         let recompute_tokens = plan.iter().map(|item| item.boundary).sum();
         let (eta_seconds, recompute_seconds) = (self.rate().seconds(bytes), recompute(recompute_tokens, request.prefill_tokens_per_second));
@@ -50,6 +56,8 @@ impl Agent {
     /// Captures every sequence of every engine and waits until the registry has them, as long as
     /// the request says. The job lists what cannot be captured or pushed, and the rest goes on.
     pub(crate) async fn drain_host(&self, request: &DrainRequest, handle: &Handle) -> Result<()> {
+        let begun = Instant::now();
+        handle.update(|job| job.note = Some("asking the engines for their sequences".to_owned()));
         let drain = self.plan_drain(request).await?;
         let plan = drain.plan.clone();
         handle.update(|job| {
@@ -71,8 +79,8 @@ impl Agent {
             handle.save().await;
         }
         // All are safe on this host before the first wait for the network.
-        let seconds = request.wait_seconds.unwrap_or(WAIT_SECONDS);
-        let deadline = Instant::now() + Duration::from_secs(seconds.min(LONGEST_WAIT_SECONDS));
+        let (since, seconds) = request.wait_seconds.map_or_else(|| (Instant::now(), WAIT_SECONDS), |seconds| (begun, seconds));
+        let deadline = since + Duration::from_secs(seconds.min(LONGEST_WAIT_SECONDS));
         let all = captured.len();
         for (number, mut report) in captured.into_iter().enumerate() {
             handle.update(|job| job.note = Some(format!("waiting for {} of {all} pushes", all - number)));
@@ -116,16 +124,14 @@ impl Agent {
         }
     }
 
-    async fn plan(&self, target: &Reference, failed: &mut Vec<DrainFailure>) -> Vec<DrainItem> {
+    async fn plan(&self, target: &Reference, limit: Duration, failed: &mut Vec<DrainFailure>) -> Vec<DrainItem> {
         let mut plan = Vec::new();
         let mut references = HashSet::new();
-        for info in self.engines().list().into_iter().chain(self.llamas().list()) {
-            if let EngineState::Incomplete { missing } = info.state {
-                let error = Error::Incomplete { engine: info.engine.clone(), missing };
-                failed.push(failure(&info.engine, "", &error));
-                continue;
-            }
-            match self.look(&info.engine).await {
+        let engines: Vec<EngineInfo> = self.engines().list().into_iter().chain(self.llamas().list()).collect();
+        // At the same time: those that hang are waited for once.
+        let looked = join_all(engines.iter().map(|info| self.look_within(info, limit))).await;
+        for (info, looked) in engines.iter().zip(looked) {
+            match looked {
                 Ok(sequences) => {
                     for (sequence, bytes) in sequences {
                         let reference = name(target, &info.engine, &sequence.id, &mut references);
@@ -137,6 +143,15 @@ impl Agent {
             }
         }
         plan
+    }
+
+    /// [`Self::look`], if the engine is complete and answers in time.
+    async fn look_within(&self, info: &EngineInfo, limit: Duration) -> Result<Vec<(SequenceInfo, u64)>> {
+        if let EngineState::Incomplete { missing } = &info.state {
+            return Err(Error::Incomplete { engine: info.engine.clone(), missing: missing.clone() });
+        }
+        let silent = |_| Error::Timeout { what: format!("{} did not list its sequences", info.engine), seconds: limit.as_secs() };
+        tokio::time::timeout(limit, self.look(&info.engine)).await.map_err(silent)?
     }
 
     /// The sequences of an engine that have state, and the bytes of it.

@@ -2,6 +2,7 @@
 
 use crate::common::engine::Synthetic;
 use crate::common::layout::Spec;
+use crate::common::memory::Fault;
 use crate::common::{Host, config, eager, host_of, host_with, reopened};
 use pfr_agent::{Agent, Config};
 use pfr_registry::Server;
@@ -328,6 +329,22 @@ async fn a_drain_says_what_the_registry_has_and_does_not_wait_for_ever() {
         assert_eq!(store.tag(&repository, &tag).await.unwrap().digest, report.digest);
     }
     assert_eq!(done.done.iter().map(|report| report.boundary).collect::<Vec<_>>(), [7, 2]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn engines_that_hang_take_no_longer_than_a_drain_may_wait_and_the_others_are_captured() {
+    let host = host_of(&format!("http://{}", free_address())).await;
+    let hung = ["a", "b"].map(|name| Synthetic::start(&host.agent, Spec::flat(name)));
+    hung.iter().for_each(|engine| engine.set(Fault::Silent("pause")));
+    let well = Synthetic::start(&host.agent, Spec::flat("c"));
+    well.add("s", &[1, 2, 3, 4, 5, 6]);
+    let begun = std::time::Instant::now();
+    let drained = drain(&host, 1).await;
+    // One after another they would take ten seconds each.
+    assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
+    assert_eq!(codes(&drained), [("a", "", ErrorCode::Timeout), ("b", "", ErrorCode::Timeout), ("c", "s", ErrorCode::Timeout)]);
+    assert_eq!(drained.failed[0].problem.detail, "a did not list its sequences within 5 s");
+    assert!(drained.failed[2].problem.detail.contains("is in this host's store"), "{drained:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

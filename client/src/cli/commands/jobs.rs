@@ -149,8 +149,12 @@ pub async fn finished(context: &Context, agent: &AgentClient, request: &JobReque
 }
 
 fn status_of(job: &Job) -> Status {
-    let phase =
-        job.note.as_deref().map_or_else(|| job.request.kind().to_owned(), |note| format!("{}: {}", job.request.kind(), one_line(note)));
+    let kind = job.request.kind();
+    let phase = match &job.note {
+        Some(note) => format!("{kind}: {}", one_line(note)),
+        None if job.bytes_total == 0 => format!("{kind}: looking for what there is to do"),
+        None => kind.to_owned(),
+    };
     Status { total: job.bytes_total, done: job.bytes_done, ..Status::of_phase(&phase) }
 }
 
@@ -262,7 +266,7 @@ mod tests {
     fn a_line_says_how_far_a_job_is_and_what_it_waits_for() {
         assert_eq!(line(&job("running")), "warm: no\\u{a}answer, 1.00 MiB of 4.00 MiB");
         let unknown = Job { bytes_total: 0, note: None, ..job("running") };
-        assert_eq!(line(&unknown), "warm");
+        assert_eq!(line(&unknown), "warm: looking for what there is to do");
         assert_eq!(what(&unknown), "team/*");
     }
 
