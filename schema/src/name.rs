@@ -325,6 +325,9 @@ impl FromStr for Reference {
             return Err(name_error("reference", text, "expected at most 2048 bytes"));
         }
         let (registry, path) = split_registry(text)?;
+        if registry.is_some() && path.is_empty() {
+            return Err(name_error("reference", text, "expected a repository after the registry's address"));
+        }
         if registry.is_none() && is_bare_digest(path) {
             return Err(name_error("reference", text, "a digest needs its repository: REPOSITORY@DIGEST"));
         }
@@ -373,7 +376,11 @@ fn split_registry(text: &str) -> Result<(Option<String>, &str), FormatError> {
     // by mistake would be taken for a repository.
     match text.strip_prefix('/') {
         Some(path) if host_and_path(path).is_some() => Ok((None, path)),
-        _ => Ok((None, text)),
+        Some(_) => {
+            let reason = "a / in front is only for a repository that could be taken for a host, such as /my.team/agent; leave it out";
+            Err(name_error("reference", text, reason))
+        }
+        None => Ok((None, text)),
     }
 }
 

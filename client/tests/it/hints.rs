@@ -209,7 +209,7 @@ async fn the_command_that_rm_prints_deletes_in_the_same_store_and_in_no_other() 
 async fn the_command_that_prune_prints_collects_in_the_same_store() {
     let world = World::new().await;
     for way in world.ways().into_iter().filter(|way| way.prefix.is_empty()) {
-        let prune = ["prune", "only/*", "--keep-last", "0"];
+        let prune = ["prune", "only/*", "--tag", "*"];
         if way.place.is_local() {
             let base = format!("{}:base", way.place.marker());
             assert_eq!(world.pf(&way, &["pin", &base]).0, 0);
@@ -435,6 +435,26 @@ async fn an_address_where_a_reference_is_expected_gets_a_tip_that_runs_as_printe
         all += &seen;
     }
     assert!(all.contains("Usage: pf export") && all.contains("Usage: pf import"), "{all}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_would_keep_nothing_and_what_is_not_signed_get_help_that_runs_as_printed() {
+    let world = World::new().await;
+    let way = Way { place: Place::ConfiguredRegistry, prefix: String::new(), flags: Vec::new(), environment: Vec::new() };
+    let key = world.home.path().join("a.key").display().to_string();
+    assert_eq!(world.pf(&way, &["keygen", &key]).0, 0);
+    let public = format!("{key}.pub");
+    for (site, args, exits, shows) in [
+        ("commands/prune.rs run rm", &["prune", "team/agent", "--keep-last", "0"][..], 1, "Usage: pf rm"),
+        ("commands/signing.rs verify sign", &["verify", "team/agent:x", "--key", &public], 4, "Usage: pf sign"),
+    ] {
+        let (code, text) = world.pf(&way, args);
+        assert!(code == exits && !text.contains("--sign-key"), "{code}: {text}");
+        let [command] = &commands(&[site], &text)[..] else { panic!("one command in {text}") };
+        let (code, seen) = world.paste(command);
+        assert!(code == 0 && seen.contains(shows), "{command}: {seen}");
+    }
+    assert_eq!(world.holds().await, [true; 4], "nothing was deleted");
 }
 
 #[tokio::test(flavor = "multi_thread")]

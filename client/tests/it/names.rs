@@ -352,7 +352,7 @@ async fn prune_leaves_what_a_policy_of_the_registry_makes_immutable_and_a_wrong_
     assert_eq!(registry.store.metadata().retention().await.unwrap().version, 0);
     let (code, stdout, stderr) = set("\"immutable_tags\": [\"v*\"]");
     assert!(code == 0 && stdout.contains("IMMUTABLE") && stdout.contains("v*"), "{stdout}{stderr}");
-    let pruned = json(dir.path(), &["prune", "team/agent", "--keep-last", "0", "--registry", &registry.url]);
+    let pruned = json(dir.path(), &["prune", "team/agent", "--tag", "*", "--registry", &registry.url]);
     assert_eq!((pruned["deleted"][0]["tags"].clone(), pruned["kept"].as_u64()), (serde_json::json!(["wip"]), Some(1)), "{pruned}");
     assert_eq!(tags(&registry.store, &repository()).await, self::set(&["v1"]));
     let (code, _, stderr) = pf(dir.path(), &["rm", "team/agent:v1", "--registry", &registry.url]);

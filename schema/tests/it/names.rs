@@ -320,6 +320,10 @@ fn refusals_of_references_say_what_to_write() {
         ("a@2a19b", "at least 6 hex digits"),
         ("a@2A19B2", "lower-case hex"),
         ("team:tag/agent", "a tag comes after the repository"),
+        ("/team/big", "such as /my.team/agent; leave it out"),
+        ("http://h/", "expected a repository after the registry's address"),
+        ("http://h/domains/acme/", "expected a repository after the registry's address"),
+        ("localhost/", "expected a repository after the registry's address"),
     ] {
         let error = text.parse::<Reference>().unwrap_err().to_string();
         assert!(error.contains(words), "{text}: {error}");

@@ -31,6 +31,10 @@ struct Report {
 }
 
 pub async fn run(context: &mut Context, args: Prune) -> Result<(), Failure> {
+    if args.keep_last == Some(0) {
+        let advice = Suggestion::help("rm").then(" says how to delete snapshots by name; without --keep-last the other criteria decide");
+        return Err(Failure::usage("--keep-last 0 would keep no snapshot of a repository; the least is 1").hint(advice));
+    }
     let site = context.site(args.at, None).await?;
     let repositories = repositories(context, &site, &args).await?;
     let now = now_ms();

@@ -7,6 +7,7 @@ use crate::cli::failure::Failure;
 use crate::cli::output::human::{age, now_ms};
 use crate::cli::output::paint::Style;
 use crate::cli::output::table::{Column, Table};
+use crate::cli::suggest::Suggestion;
 use pfr_client::{find_signature, public_keys};
 use pfr_schema::api::SigningPolicies;
 use pfr_schema::signature::{KEY_FILE_MAX, PublicKey};
@@ -61,7 +62,12 @@ pub async fn verify(context: &mut Context, at: Where, reference: &Reference, pat
     let keys = public_keys(path)?;
     let site = context.site(at, Some(reference)).await?;
     let (digest, signatures) = site.signatures(&reference.repository, &reference.selector_or_latest()).await?;
-    let (signature, key) = find_signature(&digest, &signatures, &keys)?;
+    // The hint of the code is for a push and a pull.
+    let found = find_signature(&digest, &signatures, &keys).map_err(|error| match signatures.is_empty() {
+        true => Failure::from(error).hint(Suggestion::help("sign").then(" says how to make one")),
+        false => Failure::from(error).hint("the file of --key may hold the public keys of several signers"),
+    });
+    let (signature, key) = found?;
     let signed = Signed { digest, key_id: key.id(), signed_at: signature.signed_at };
     if context.json {
         return context.out.json(&signed);
