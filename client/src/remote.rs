@@ -34,6 +34,7 @@ pub use send::reason;
 pub use trust::{Distrust, extra_roots};
 
 use crate::error::{Error, Result};
+use crate::tokens::server_of;
 use futures::future::BoxFuture;
 use pfr_schema::RepositoryName;
 use pfr_schema::signature::PublicKey;
@@ -209,6 +210,13 @@ impl Remote {
         if !base.username().is_empty() || base.password().is_some() || base.query().is_some() || base.fragment().is_some() {
             return Err(fail("expected no user, query or fragment; a token is given by itself"));
         }
+        // Each client adds the path of its API. A domain may have such a name.
+        let server = server_of(base_url);
+        let path = server.split_once("://").and_then(|(_, rest)| rest.split_once('/'));
+        let last = path.and_then(|(_, path)| path.rsplit('/').next());
+        if let Some(last) = last.filter(|last| ["v1", "v2", "ui"].contains(last)) {
+            return Err(fail(&format!("write the address of the server, without /{last} at its end")));
+        }
         let mut headers = HeaderMap::new();
         if let Some(token) = &options.token {
             if base.scheme() == "http" && !options.token_over_http && !is_loopback(&base) {
@@ -363,6 +371,18 @@ mod tests {
         for url in ["", "h:80", "ftp://h", "http://", "http://user:pw@h", "http://h?x=1", "file:///x"] {
             let error = Remote::new(url, RemoteOptions::default()).unwrap_err();
             assert_eq!(error.code().exit_code(), 1, "{url}: {error}");
+        }
+    }
+
+    #[test]
+    fn the_path_of_an_api_is_no_part_of_a_base_url() {
+        for (url, path) in [("http://h/v1", "/v1"), ("https://h:1/prefix/v2/", "/v2"), ("http://h/domains/acme/ui", "/ui")] {
+            let error = Remote::new(url, RemoteOptions::default()).unwrap_err();
+            assert!(error.to_string().ends_with(&format!("without {path} at its end")), "{error}");
+            assert_eq!(error.code().exit_code(), 1);
+        }
+        for url in ["http://h/domains/v1", "http://h/gui", "http://v1"] {
+            assert!(Remote::new(url, RemoteOptions::default()).is_ok(), "{url}");
         }
     }
 
