@@ -147,7 +147,8 @@ pub struct Overrides {
     #[arg(long, env = "PF_AGENT_REPORT_NAME", value_name = "NAME")]
     pub report_name: Option<AgentName>,
     /// Loopback address for /metrics over TCP, besides the control socket [default: none].
-    #[arg(long, env = "PF_AGENT_METRICS_LISTEN", value_name = "ADDR:PORT")]
+    #[arg(long, env = "PF_AGENT_METRICS_LISTEN", value_name = "ADDR:PORT", value_parser = settings::address)]
+    #[serde(deserialize_with = "settings::address_in_file")]
     pub metrics_listen: Option<SocketAddr>,
     /// Seconds that captures and restores under way get to finish at the end [default: 30].
     #[arg(long, env = "PF_AGENT_SHUTDOWN_GRACE", value_name = "S")]

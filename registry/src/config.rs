@@ -8,7 +8,7 @@ use crate::http::timeout::Pace;
 use pfr_client::{ByteSize, human};
 use pfr_schema::FormatError;
 use pfr_schema::codec::Codecs;
-use pfr_service::settings::{self, FileError};
+use pfr_service::settings::{self, FileError, address, address_in_file};
 use pfr_service::traces::{TraceError, TraceSettings};
 use pfr_service::{LogFormat, Secret, SecretUrl};
 use pfr_store::PageCache;
@@ -107,7 +107,7 @@ settings! {
     /// packs are kept.
     redirect_seconds: u64 = 900, "PF_REGISTRY_REDIRECT_SECONDS", "S";
     /// Address to listen on [default: 127.0.0.1:5077]. Port 0 takes a free one.
-    listen: SocketAddr = (Ipv4Addr::LOCALHOST, 5077).into(), "PF_REGISTRY_LISTEN", "ADDR:PORT";
+    listen: SocketAddr = (Ipv4Addr::LOCALHOST, 5077).into(), "PF_REGISTRY_LISTEN", "ADDR:PORT", value_parser = address => "address_in_file";
     /// File with the certificate that the registry shows, and after it those that lead to its
     /// authority (PEM) [default: none]. With it and --tls-key the registry speaks https. Both are
     /// read again when they change, and at SIGHUP.

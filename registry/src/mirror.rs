@@ -13,7 +13,7 @@ mod order;
 mod pass;
 mod report;
 
-pub use pass::{Options, mirror};
+pub use pass::{Options, check, mirror};
 pub use report::{Conflict, NotCopied, Report};
 
 use pfr_schema::ErrorCode;

@@ -67,6 +67,11 @@ impl Server {
     /// # Errors
     /// [`Error`] names the resource that is not available.
     pub async fn bind(config: Config) -> Result<Self, Error> {
+        if !config.data.exists() {
+            // A first start that cannot listen leaves no empty store behind. The address is taken
+            // for good when the store is open: until then connections are refused, and do not wait.
+            drop(listen(&config).await?);
+        }
         let lock = DataLock::take(&config)?;
         let opened = crate::storage::open_parts(&config).await?;
         opened.domains.default_store().begin_serving().await?;
@@ -85,9 +90,8 @@ impl Server {
         let metrics = names::recorder().map_err(Error::Metrics)?;
         let tls = Tls::of(&config)?.map(Arc::new);
         let issuers = Issuers::of(&config)?.map(Arc::new);
-        let fail = |source| Error::Listen { address: config.listen, source };
-        let listener = TcpListener::bind(config.listen).await.map_err(fail)?;
-        let address = listener.local_addr().map_err(fail)?;
+        let listener = listen(&config).await?;
+        let address = listener.local_addr().map_err(|source| Error::Listen { address: config.listen, source })?;
         let pull_through = PullThrough::of(&config, opened.domains.default_store()).map_err(crate::mirror::Error::from)?;
         if config.require_tokens {
             let is_plain = tls.is_none() && !config.behind_proxy && !address.ip().is_loopback();
@@ -216,6 +220,10 @@ impl Server {
         tracing::info!("registry stopped");
         Ok(())
     }
+}
+
+async fn listen(config: &Config) -> Result<TcpListener, Error> {
+    TcpListener::bind(config.listen).await.map_err(|source| Error::Listen { address: config.listen, source })
 }
 
 /// Says at start what would be found out by refused requests only, or too late.

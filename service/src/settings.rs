@@ -4,9 +4,11 @@
 //! and environment, [`file()`] fills another from a file, and `or` lays the first over the second.
 
 use clap::builder::StyledStr;
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, Error as _};
+use serde::{Deserialize, Deserializer};
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 /// Typing errors in a name that is still recognised.
@@ -86,6 +88,23 @@ pub fn parse<P: clap::Parser>() -> Result<P, clap::Error> {
             _ => error,
         }
     })
+}
+
+/// An address to listen on, as a setting has it.
+///
+/// # Errors
+/// What is expected.
+pub fn address(text: &str) -> Result<SocketAddr, String> {
+    let expected = "expected an IP address and a port, such as 127.0.0.1:5077, [::1]:5077 or 0.0.0.0:5077; no name is looked up";
+    text.parse().map_err(|_| expected.to_owned())
+}
+
+/// The same in a settings file.
+///
+/// # Errors
+/// Those of the deserializer, and what is expected.
+pub fn address_in_file<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<SocketAddr>, D::Error> {
+    address(&String::deserialize(deserializer)?).map(Some).map_err(D::Error::custom)
 }
 
 /// The variables that a command line reads, in all its commands.
@@ -178,7 +197,6 @@ pub fn explain(error: &clap::Error) -> (String, Option<String>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde::Deserialize;
 
     layered! {
         #[derive(Debug, Default, PartialEq, Deserialize)]
@@ -227,6 +245,21 @@ mod tests {
         {
             assert_eq!(meant(name, &known), other, "{name}");
         }
+    }
+
+    #[test]
+    fn an_address_to_listen_on_is_explained() {
+        #[derive(Debug, Deserialize)]
+        struct Listens {
+            #[serde(deserialize_with = "address_in_file")]
+            listen: Option<SocketAddr>,
+        }
+        for text in ["localhost", "localhost:5077", "127.0.0.1", ":5077"] {
+            assert!(address(text).unwrap_err().contains("such as 127.0.0.1:5077"), "{text}");
+            let error = read::<Listens>(&format!("listen = {text:?}")).unwrap_err();
+            assert!(error.starts_with("line 1: expected an IP address and a port"), "{error}");
+        }
+        assert_eq!(read::<Listens>("listen = \"[::1]:5077\"").unwrap().listen, Some(address("[::1]:5077").unwrap()));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use super::Settings;
 use super::tool::{json_line, open_existing};
 use crate::Config;
-use crate::mirror::{Error, Options, Report, mirror};
+use crate::mirror::{Error, Options, Report, check, mirror};
 use crate::storage;
 use clap::Args;
 use pfr_client::{Remote, RemoteOptions, Site};
@@ -57,6 +57,8 @@ pub(super) fn run(mut arguments: Mirror) -> Result<(), crate::Error> {
         let store = domains.map(|domains| domains.default_store().clone());
         let source = site(from, "PF_REGISTRY_FROM_TOKEN", &config, store.as_ref())?;
         let destination = site(to, "PF_REGISTRY_TO_TOKEN", &config, store.as_ref())?;
+        // Before a report: nothing was done.
+        check(&source, &destination)?;
         let options = Options { repositories: repository, delete };
         let mut stop = std::pin::pin!(signals::of_server().map_err(crate::Error::Runtime)?);
         loop {

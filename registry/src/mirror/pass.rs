@@ -4,7 +4,7 @@ use super::Error;
 use super::names::Names;
 use super::order::{Lineage, parents_first};
 use super::report::{Conflict, NotCopied, Report};
-use pfr_client::{Destination, Progress, PushTarget, Result, Site, Source};
+use pfr_client::{Destination, Progress, PushTarget, Result, Site, Source, same_registry};
 use pfr_schema::api::{NewSignature, SignatureManifest, SnapshotSummary, TagState};
 use pfr_schema::codec::Compression;
 use pfr_schema::pattern::matches;
@@ -31,6 +31,22 @@ impl Options {
     }
 }
 
+/// Checks that the sites are two.
+///
+/// # Errors
+/// [`Error::Sites`].
+pub fn check(source: &Site, destination: &Site) -> std::result::Result<(), Error> {
+    match (source, destination) {
+        (Site::Store(_), Site::Store(_)) => {
+            Err(Error::Sites("both sites are this registry's own store; name the other registry with --from or --to"))
+        }
+        (Site::Registry(from), Site::Registry(to)) if same_registry(from.url(), to.url()) => {
+            Err(Error::Sites("--from and --to name the same registry: there is nothing to copy"))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Copies what the target lacks: snapshots, parents first, then tags. A failure for one snapshot is
 /// noted, and the others go on.
 ///
@@ -38,14 +54,7 @@ impl Options {
 /// [`Error::Client`] once a site cannot be reached or is full: the rest is not tried. `report` says
 /// what was done in any case.
 pub async fn mirror(source: &Site, destination: &Site, options: &Options, report: &mut Report) -> std::result::Result<(), Error> {
-    if matches!((source, destination), (Site::Store(_), Site::Store(_))) {
-        return Err(Error::Sites("both sites are this registry's own store; name the other registry with --from or --to"));
-    }
-    if let (Site::Registry(from), Site::Registry(to)) = (source, destination)
-        && from.url() == to.url()
-    {
-        return Err(Error::Sites("--from and --to name the same registry: there is nothing to copy"));
-    }
+    check(source, destination)?;
     let start = Instant::now();
     let mut pass = Pass { source, destination, options, report };
     let result = pass.run().await;

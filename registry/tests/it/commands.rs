@@ -123,6 +123,11 @@ fn errors_are_reported_as_pf_reports_its_own() {
     let (code, _, stderr) = run(&["serve", "--data", data, "--listen", &listen]);
     let says = format!("error: cannot listen on {listen}: ");
     assert!(code == 1 && stderr.contains(&says) && stderr.contains("\n  hint: another process listens there"), "{code}: {stderr}");
+    let new = dir.path().join("new");
+    let (code, _, stderr) = run(&["serve", "--data", new.to_str().expect("a path"), "--listen", &listen]);
+    assert!(code == 1 && stderr.contains(&says) && !new.exists(), "{code}: {stderr}");
+    let (code, _, stderr) = run(&["serve", "--data", data, "--listen", "localhost"]);
+    assert!(code == 1 && stderr.contains("such as 127.0.0.1:5077") && !stderr.contains("syntax"), "{code}: {stderr}");
     let (code, _, stderr) = run(&["token", "list", "--data", "/nonexistent", "--json"]);
     let document: Value = serde_json::from_str(stderr.lines().last().expect("a line")).expect("JSON");
     assert_eq!((code, document["code"].as_str()), (5, Some("not_found")), "{stderr}");
@@ -329,8 +334,10 @@ async fn a_mirror_that_has_nothing_to_do_says_so() {
     from.push(REPO, &snapshot(0..3, vec![]), Some("latest")).await;
     let mirror = |options: &[&str]| run(&[&["mirror"], options].concat());
     let (source, target) = (format!("http://{}", from.address), format!("http://{}", to.address));
-    let (code, _, stderr) = mirror(&["--from", &source, "--to", &source]);
-    assert!(code == 1 && stderr.contains("the same registry"), "{stderr}");
+    for (same, more) in [(source.clone(), &[][..]), (format!("{source}/domains/default/"), &["--interval", "3600"][..])] {
+        let (code, stdout, stderr) = mirror(&[&["--from", &source, "--to", &same][..], more].concat());
+        assert!(code == 1 && stdout.is_empty() && stderr.contains("the same registry"), "{stdout}{stderr}");
+    }
     let (code, stdout, stderr) = mirror(&["--from", &source, "--to", &target, "--repository", "nosuch/*", "--repository", "team/*"]);
     assert!(code == 5 && stderr.contains("nosuch/*") && !stderr.contains("team/*"), "{stderr}");
     assert!(stdout.starts_with("1 repository: 1 snapshot copied"), "what matched was copied: {stdout}");
