@@ -362,7 +362,10 @@ mod tests {
             push(&one_by_one, &many, &of_agent[..listing.tokens as usize]).await.unwrap();
         }
         assert_eq!(marks(&*written).await, marks(&*committed).await);
-        // What is committed afterwards finds its place among them.
+        // What is committed afterwards finds its place among them. Rows that are written straight
+        // leave no marker on the storage.
+        std::fs::create_dir(dir.path().join("straight")).unwrap();
+        std::fs::write(dir.path().join("straight/pf-store"), "").unwrap();
         let next = path(of_agent.clone());
         push(&store("straight", &written), &many, &of_agent).await.unwrap();
         let hits = written.find_prefixes(many, Arc::new(next), None, usize::MAX).await.unwrap();

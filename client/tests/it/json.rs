@@ -13,7 +13,8 @@ use std::process::{Command, Stdio};
 
 /// The flags that say which registry a command means. The capture agent has its own.
 fn at<'a>(args: &[&str], url: &'a str) -> Vec<&'a str> {
-    if args.contains(&"--agent") { Vec::new() } else { vec!["--registry", url] }
+    // Of the statistics, it is not the socket of an agent.
+    if args.contains(&"--agent") && args[0] != "stats" { Vec::new() } else { vec!["--registry", url] }
 }
 
 /// The one JSON object on standard error.
