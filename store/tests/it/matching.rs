@@ -127,7 +127,9 @@ async fn push_documents(store: &Store, spec: &Spec, number: usize) -> Pushed {
         Holds::Window => &[GroupKind::FullAttention, GroupKind::SlidingWindow],
     };
     let (page, pages) = (Document::new(Kind::Blob, vec![7; 8]), (listed.len() as u32).div_ceil(PAGE));
-    let run = Document::new(Kind::Run, Run::new(1, 8, vec![page.digest; pages.max(1) as usize]).unwrap().to_bytes());
+    // Without a tree nothing lists it, and a long list of tokens would have more pages than a run.
+    let of_run = if groups.is_empty() { 1 } else { pages.max(1) as usize };
+    let run = Document::new(Kind::Run, Run::new(1, 8, vec![page.digest; of_run]).unwrap().to_bytes());
     let trees: Vec<Document> = groups.iter().map(|kind| tree(*kind, &run, pages).to_document()).collect();
     let mut layers: Vec<Descriptor> = trees.iter().map(|tree| Descriptor::of(media_type::TREE, tree)).collect();
     layers.extend((spec.holds == Holds::Checkpoint).then(|| Descriptor::of(media_type::CHECKPOINT, &checkpoint)));
