@@ -1,5 +1,5 @@
-//! An agent that ends. In the middle of a fill the engine takes its blocks back when it sees the end
-//! of the connection, so nothing may be written after that. A real process, real shared memory.
+//! An agent that ends. In the middle of a fill the engine takes its blocks back when it sees the
+//! end of the connection, so nothing may be written after that. A real process, real shared memory.
 
 use crate::common::client::{Client, memfd_of};
 use crate::common::layout::{Group, Spec};
