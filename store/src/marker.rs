@@ -22,7 +22,7 @@ const WORDS: &str =
 
 impl Store {
     /// Checks the database before a process writes its first pack. Writes the marker if the store
-    /// has no pack yet; otherwise the storage must have it.
+    /// is new; otherwise the storage must have it.
     ///
     /// # Errors
     /// [`Error::Unavailable`]: it is not the storage of this store, or it or the database cannot be
@@ -31,14 +31,19 @@ impl Store {
         let mark = || async {
             self.names_are_known().await?;
             self.decide_clear().await?;
-            if self.metadata.packs(None, 1).await?.is_empty() {
-                self.put_marker().await
-            } else {
-                // It was written before the first row of a pack.
-                self.storage_is_there().await
-            }
+            if self.is_new().await? { self.put_marker().await } else { self.storage_is_there().await }
         };
         self.marked.get_or_try_init(mark).await.copied()
+    }
+
+    /// Whether the storage may lack the marker, which is written before the first row of a pack. A
+    /// store of which all packs were collected is not new: its journal had an object for each name.
+    async fn is_new(&self) -> Result<bool> {
+        if !self.metadata.packs(None, 1).await?.is_empty() {
+            return Ok(false);
+        }
+        let journal = self.metadata.journal_state(1).await?;
+        Ok(journal.summary == 0 && journal.objects == 0)
     }
 
     /// Writes the marker, and before it the domain's wrapped key, if there is no pack yet.
@@ -105,12 +110,12 @@ impl Store {
     /// something that is not found for lost.
     ///
     /// # Errors
-    /// [`Error::Unavailable`] if it does not answer, or answers and lacks the marker though packs
-    /// should be there.
+    /// [`Error::Unavailable`] if it does not answer, or answers and lacks the marker though the
+    /// store is not new.
     pub(crate) async fn storage_is_there(&self) -> Result<()> {
         match self.packs.head(&Path::from(KEY)).await {
             Ok(_) => Ok(()),
-            Err(object_store::Error::NotFound { .. }) if self.metadata.packs(None, 1).await?.is_empty() => Ok(()),
+            Err(object_store::Error::NotFound { .. }) if self.is_new().await? => Ok(()),
             Err(object_store::Error::NotFound { .. }) => Err(Error::Unavailable {
                 what: "storage",
                 reason: format!(

@@ -139,6 +139,42 @@ async fn what_is_confirmed_never_lies_on_the_disk_below_one_that_is_not_mounted(
     assert!(after.metadata().unjournaled(1).await.unwrap().is_empty());
 }
 
+#[tokio::test]
+async fn a_store_whose_packs_were_all_collected_is_not_taken_for_a_new_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let now = Arc::new(AtomicU64::new(1_000_000_000));
+    let options = || {
+        let now = Arc::clone(&now);
+        Options { clock: Clock::new(move || now.load(Ordering::SeqCst)), ..Options::default() }
+    };
+    let before = Store::open(dir.path(), options()).await.unwrap();
+    let (old, new) = (snapshot(&[1, 2, 3], vec![]), snapshot(&[4, 5, 6], vec![]));
+    push(&before, &old, "old").await.unwrap();
+    before.delete_snapshot(&repository(), &old.manifest.digest).await.unwrap();
+    for _ in 0..3 {
+        now.fetch_add(48 * 3_600_000, Ordering::SeqCst);
+        before.gc(&GcOptions { grace: Duration::ZERO, ..GcOptions::default() }, &mut |_| ()).await.unwrap();
+    }
+    assert!(before.metadata().packs(None, 1).await.unwrap().is_empty());
+
+    let (packs, away) = (dir.path().join("packs"), dir.path().join("away"));
+    std::fs::rename(&packs, &away).unwrap();
+    std::fs::create_dir(&packs).unwrap();
+    let after = Store::open(dir.path(), options()).await.unwrap();
+    for store in [&before, &after] {
+        is_out_of_reach("ready", store.ready().await);
+        is_out_of_reach("a push", push(store, &new, "new").await);
+    }
+    assert!(leaks::files(&packs).is_empty(), "neither a pack nor a marker lies on the disk below");
+
+    std::fs::remove_dir_all(&packs).unwrap();
+    std::fs::rename(&away, &packs).unwrap();
+    for store in [&before, &after] {
+        push(store, &new, "new").await.unwrap();
+        store.verify(&new.manifest.digest, &mut |_| ()).await.unwrap();
+    }
+}
+
 fn put(packs: &Path, left: Left) {
     match left {
         Left::Nothing => {}
