@@ -141,8 +141,11 @@ impl Writer {
             Err(error) if error.kind() == ErrorKind::AlreadyExists => return Ok(false),
             created => created.map_err(failed)?,
         };
-        file.file().write_all(raw).map_err(failed)?;
+        let written = file.file().write_all(raw);
+        // Also after a failure: a later request may have given the name to a whole file meanwhile,
+        // and a part of a file is what a killed pull leaves too.
         file.keep();
+        written.map_err(failed)?;
         Ok(true)
     }
 
@@ -277,6 +280,7 @@ impl Large {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use pfr_testkit::disk::SmallDisk;
 
     #[test]
     fn no_attachment_is_in_the_way_of_another_while_it_is_written() {
@@ -377,6 +381,24 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn a_part_of_a_blob_that_a_full_disk_left_is_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let Some(disk) = SmallDisk::mount(&dir.path().join("disk"), 6) else { return };
+        let (root, filler, raw) = (disk.path().join("out"), disk.path().join("filler"), vec![7_u8; 2 << 20]);
+        let digest = Digest::sha256(&raw);
+        let blob = root.join(layout::blob(&digest));
+        std::fs::write(&filler, vec![0_u8; 5 << 20]).unwrap();
+        let writer = Writer::open(&root, HashMap::new()).unwrap();
+        assert!(matches!(writer.write(&digest, &raw), Err(Error::Io { .. })));
+        // A failed write never takes a name away: another one may have given it to a whole file.
+        assert!(std::fs::metadata(&blob).unwrap().len() < raw.len() as u64);
+        std::fs::remove_file(&filler).unwrap();
+        writer.write(&digest, &raw).unwrap();
+        assert!(std::fs::read(&blob).unwrap() == raw);
+        assert_eq!(beside(&blob), [blob.file_name().unwrap()]);
     }
 
     #[test]
