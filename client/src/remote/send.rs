@@ -83,11 +83,14 @@ impl Remote {
     /// only a second request tells them apart.
     async fn falls_silent(&self) -> Duration {
         let limit = self.options.idle_timeout;
-        let mut heard = Instant::now();
-        while heard.elapsed() < limit {
+        let (mut heard, mut missed) = (Instant::now(), 0_u32);
+        // One look that was missed shows nothing: this machine may have stood still meanwhile.
+        while heard.elapsed() < limit || missed < 2 {
             sleep(limit / 4).await;
             if self.is_alive(limit / 4).await {
-                heard = Instant::now();
+                (heard, missed) = (Instant::now(), 0);
+            } else {
+                missed += 1;
             }
         }
         limit
