@@ -53,8 +53,7 @@ impl Agent {
     /// [`Error::Store`], [`Error::Io`]; [`Error::Invalid`] if another agent has this data folder.
     pub async fn open(config: Config) -> Result<Self> {
         let lock = lock(&config)?;
-        let options = pfr_store::Options { page_cache: config.page_cache, ..pfr_store::Options::default() };
-        let store = Store::open(&config.store_dir(), options).await?;
+        let store = Store::open(&config.store_dir(), pfr_store::Options::default()).await?;
         let pushes = Pushes::open(&config, store.clone()).await?;
         let schedule = upkeep::schedule(&store, config.max_store_size.map(|size| size.0));
         let tasks = schedule.clone();

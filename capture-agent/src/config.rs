@@ -9,7 +9,6 @@ use pfr_schema::api::AgentReport;
 use pfr_schema::codec::Compression;
 use pfr_service::settings::{self, FileError};
 use pfr_service::{LogFormat, Secret, UserDirs, layered};
-use pfr_store::PageCache;
 use serde::Deserialize;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -65,9 +64,6 @@ pub struct Config {
     pub shutdown_grace: Duration,
     /// Size above which the local store loses what was not used for longest. Default: none.
     pub max_store_size: Option<ByteSize>,
-    /// Whether packs of the local store are written through the page cache. Default:
-    /// [`PageCache::OF_HOSTS`].
-    pub page_cache: PageCache,
     /// How captured pages and state tensors are encoded. Default: `hot` where the processor has
     /// vector instructions for it, else `off`.
     pub compression: Compression,
@@ -157,11 +153,6 @@ pub struct Overrides {
     /// [default: none].
     #[arg(long, env = "PF_AGENT_MAX_STORE_SIZE", value_name = "SIZE")]
     pub max_store_size: Option<ByteSize>,
-    /// Whether packs of the local store are written through the page cache [default: keep]: `keep`,
-    /// so that a push or a restore soon after does not wait for the disk; `bypass`, which takes
-    /// less processor time and leaves the memory to others.
-    #[arg(long, env = "PF_AGENT_PAGE_CACHE", value_name = "HOW")]
-    pub page_cache: Option<PageCache>,
     /// How captured pages and state tensors are encoded: `hot`, fast; `cold`, smaller; `off`
     /// [default: hot, or off where the processor has no vector instructions for it].
     #[arg(long, env = "PF_AGENT_COMPRESSION", value_name = "HOW")]
@@ -238,7 +229,6 @@ impl Config {
             metrics_listen: None,
             shutdown_grace: Duration::from_secs(30),
             max_store_size: None,
-            page_cache: PageCache::OF_HOSTS,
             compression: Compression::default(),
             llama: Vec::new(),
             log_format: LogFormat::Text,
@@ -280,7 +270,6 @@ impl Config {
         config.metrics_listen = given.metrics_listen;
         config.shutdown_grace = given.shutdown_grace.map_or(config.shutdown_grace, Duration::from_secs);
         config.max_store_size = given.max_store_size;
-        config.page_cache = given.page_cache.unwrap_or(config.page_cache);
         config.compression = given.compression.unwrap_or_default();
         config.llama = given.llama.unwrap_or_default();
         config.log_format = given.log_format.unwrap_or_default();

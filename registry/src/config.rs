@@ -11,7 +11,6 @@ use pfr_schema::codec::Codecs;
 use pfr_service::settings::{self, FileError, address, address_in_file};
 use pfr_service::traces::{TraceError, TraceSettings};
 use pfr_service::{LogFormat, Secret, SecretUrl};
-use pfr_store::PageCache;
 use pfr_store::storage::StorageOptions;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
@@ -224,10 +223,6 @@ settings! {
     lease_seconds: u64 = 3600, "PF_REGISTRY_LEASE_SECONDS", "S";
     /// Bytes after which a pack is closed [default: 67108864].
     pack_bytes: u64 = 64 << 20, "PF_REGISTRY_PACK_BYTES", "SIZE", value_parser = size::<u64> => "size_in_file";
-    /// Whether packs in a directory are written through the page cache [default: keep]: `keep`, so
-    /// that a pull soon after a push does not wait for the disk; `bypass`, which takes less
-    /// processor time and leaves the memory to others.
-    page_cache: PageCache = PageCache::OF_REGISTRIES, "PF_REGISTRY_PAGE_CACHE", "HOW";
     /// Bytes that stay free on the disks of packs and metadata [default: 0]: pushes are refused
     /// below that, deletions and collections are not. 0 is 64 MiB, or a twentieth of a smaller
     /// disk.
@@ -554,7 +549,6 @@ impl Config {
         pfr_store::Options {
             lease: Duration::from_secs(self.lease_seconds),
             pack_bytes: self.pack_bytes,
-            page_cache: self.page_cache,
             min_free: (self.min_free_bytes > 0).then_some(self.min_free_bytes),
             ingests: self.max_uploads,
             outputs: self.max_downloads,

@@ -124,19 +124,6 @@ impl Unfinished {
         &self.file
     }
 
-    /// Opens the file once more, for writes past the page cache.
-    ///
-    /// # Errors
-    /// [`io::ErrorKind::InvalidInput`] if the file system takes no such writes,
-    /// [`io::ErrorKind::NotFound`] if the name has gone to another file, and those of the file
-    /// system.
-    pub fn open_direct(&self) -> io::Result<OwnedFd> {
-        let flags = OFlags::WRONLY | OFlags::DIRECT | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let opened = rustix::fs::openat(&*self.folder, &self.name, flags, Mode::empty())?;
-        let (mine, found) = (rustix::fs::fstat(&self.file)?, rustix::fs::fstat(&opened)?);
-        if (mine.st_dev, mine.st_ino) == (found.st_dev, found.st_ino) { Ok(opened) } else { Err(io::ErrorKind::NotFound.into()) }
-    }
-
     /// Deletes the file, and says whether that failed.
     ///
     /// # Errors
@@ -272,24 +259,6 @@ mod tests {
         unfinished.file().write_all(b"whole").unwrap();
         unfinished.keep();
         assert_eq!(std::fs::read(dir.path().join("page")).unwrap(), b"whole");
-    }
-
-    #[test]
-    fn a_file_is_opened_once_more_and_another_one_of_its_name_is_not() {
-        let dir = tempfile::tempdir().unwrap();
-        let folder = Arc::new(OwnedFd::from(File::open(dir.path()).unwrap()));
-        let mut unfinished = Unfinished::create_new(folder, "pack#1".into(), 0o600).unwrap();
-        unfinished.file().write_all(&[7; 100]).unwrap();
-        match unfinished.open_direct() {
-            Ok(opened) => assert_eq!(File::from(opened).metadata().unwrap().len(), 100),
-            // This file system takes no such writes.
-            Err(error) => assert_eq!(error.kind(), io::ErrorKind::InvalidInput),
-        }
-        std::fs::rename(dir.path().join("pack#1"), dir.path().join("elsewhere")).unwrap();
-        std::fs::write(dir.path().join("pack#1"), b"of another").unwrap();
-        assert!(unfinished.open_direct().is_err());
-        std::fs::remove_file(dir.path().join("pack#1")).unwrap();
-        assert_eq!(unfinished.open_direct().unwrap_err().kind(), io::ErrorKind::NotFound);
     }
 
     #[test]

@@ -65,7 +65,6 @@ pub use inspect::{PrefixIndexTask, StatsFilter, VerifyProgress};
 pub use integrity::ScrubOptions;
 pub use live::LivePush;
 pub use metadata::*;
-pub use packs::PageCache;
 pub use retention::{Criteria, KeepLast};
 pub use room::{Freeing, MadeRoom};
 pub use signatures::{PrivateKey, signer};

@@ -11,7 +11,6 @@ use crate::live::LivePush;
 use crate::metadata::{
     Ancestor, AuditEntry, Commit, Metadata, NameChange, Page, Pin, PushId, RepositoryInfo, SnapshotRow, TagMove, TagRow,
 };
-use crate::packs::PageCache;
 use crate::places::Places;
 use crate::room::Disk;
 use bytes::Bytes;
@@ -45,9 +44,6 @@ pub struct Options {
     /// Bytes after which a pack is closed; one of many tiny blobs is closed earlier. Default 64
     /// MiB.
     pub pack_bytes: u64,
-    /// Whether packs in a directory are written through the page cache. Without it each upload
-    /// takes 2 MiB more memory. Default [`PageCache::OF_REGISTRIES`].
-    pub page_cache: PageCache,
     /// Uploads at full speed at once; others wait. Bounds memory to about 20 MiB each, and to
     /// 16 MiB more where blobs are tiny. One that waits for its client gives way. Uploads in chunks
     /// hold 4 MiB more for each, all together, and 24 MiB while they are put together. Default 6.
@@ -78,7 +74,6 @@ impl Default for Options {
         Self {
             lease: Duration::from_secs(3600),
             pack_bytes: 64 << 20,
-            page_cache: PageCache::OF_REGISTRIES,
             ingests: 6,
             outputs: 6,
             min_free: None,

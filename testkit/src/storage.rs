@@ -8,7 +8,7 @@ use futures::stream::{self, BoxStream};
 use futures::{FutureExt as _, StreamExt as _, TryStreamExt as _};
 use object_store::path::Path;
 use object_store::{
-    CopyOptions, Error, Extensions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore, ObjectStoreExt as _,
+    CopyOptions, Error, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore, ObjectStoreExt as _,
     PutMultipartOptions, PutOptions, PutPayload, PutResult, Result, UploadPart,
 };
 use std::fmt;
@@ -53,13 +53,11 @@ pub struct Call {
     pub bytes: Vec<Bytes>,
     /// Number of the upload in parts; 0 for other calls.
     pub upload: u64,
-    /// What an upload in parts was begun with besides.
-    pub extensions: Extensions,
 }
 
 impl Call {
     fn of(moment: Moment, location: &Path) -> Self {
-        Self { moment, location: location.clone(), bytes: Vec::new(), upload: 0, extensions: Extensions::default() }
+        Self { moment, location: location.clone(), bytes: Vec::new(), upload: 0 }
     }
 }
 
@@ -205,7 +203,7 @@ impl ObjectStore for Hooked {
 
     async fn put_multipart_opts(&self, location: &Path, options: PutMultipartOptions) -> Result<Box<dyn MultipartUpload>> {
         let upload = self.uploads.fetch_add(1, Ordering::Relaxed) + 1;
-        let call = Call { upload, extensions: options.extensions.clone(), ..Call::of(Moment::Open, location) };
+        let call = Call { upload, ..Call::of(Moment::Open, location) };
         let inner = self.run(call.clone(), self.inner.put_multipart_opts(location, options)).await?;
         Ok(Box::new(Upload { store: self.clone(), inner, call }))
     }

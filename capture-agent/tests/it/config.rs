@@ -85,7 +85,6 @@ fn what_makes_no_sense_is_refused_by_name() {
         ("report-interval = 3601", "the most is 3600"),
         ("report-name = \"a b\"", "invalid agent name"),
         ("max-store-size = \"0\"", "max-store-size"),
-        ("page-cache = \"skip\"", "expected `keep` or `bypass`"),
         ("compression = \"warm\"", "expected one of `hot`, `cold`, `off`"),
         ("metrics-listen = \"0.0.0.0:1\"", "loopback"),
         ("registry = \"ftp://x\"", "ftp://x"),

@@ -4,7 +4,6 @@
 use super::failure::Failure;
 use pfr_schema::codec::Compression;
 use pfr_service::{Secret, UserDirs, layered};
-use pfr_store::PageCache;
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
 
@@ -55,9 +54,6 @@ layered! {
         /// Size above which a pull evicts the least recently used snapshots of the local store
         #[arg(skip)]
         pub max_store_size: Option<pfr_client::ByteSize>,
-        /// Whether packs of the local store are written through the page cache
-        #[arg(skip)]
-        pub page_cache: Option<PageCache>,
         /// How pages of directories are encoded when they are pushed
         #[arg(skip)]
         pub compression: Option<Compression>,

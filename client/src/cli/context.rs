@@ -15,7 +15,7 @@ use pfr_schema::codec::Compression;
 use pfr_schema::signature::PublicKey;
 use pfr_schema::{ErrorCode, Reference};
 use pfr_service::{Secret, UserDirs};
-use pfr_store::{Options, PageCache, Store};
+use pfr_store::{Options, Store};
 use serde::Serialize;
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
@@ -72,9 +72,6 @@ impl Context {
         given.token = Secret::from_env("PF_TOKEN");
         given.token_over_http =
             std::env::var("PF_TOKEN_OVER_HTTP").ok().filter(|text| !text.is_empty()).map(|text| text == "1" || text == "true");
-        let page_cache = std::env::var("PF_PAGE_CACHE").ok().filter(|text| !text.is_empty());
-        given.page_cache =
-            page_cache.map(|text| text.parse::<PageCache>()).transpose().map_err(|e| Failure::usage(format!("PF_PAGE_CACHE: {e}")))?;
         let (registry, store, tls_ca) = (given.registry.clone(), given.store.clone(), given.tls_ca.clone());
         let flags = Flags { registry, store, tls_ca, ..Flags::default() };
         let names_registry = given.registry.is_some() && usage::has_flag(std::env::args_os(), "--registry");
@@ -182,8 +179,7 @@ impl Context {
 
     /// The local store. Creates it if it does not exist.
     pub async fn store(&self) -> Result<Store, Failure> {
-        let page_cache = self.settings.all.page_cache.unwrap_or(PageCache::OF_HOSTS);
-        Ok(Store::open(self.store_dir()?, Options { page_cache, ..Options::default() }).await?)
+        Ok(Store::open(self.store_dir()?, Options::default()).await?)
     }
 
     /// The local store, if it exists: a command that only reads does not create one.

@@ -307,19 +307,6 @@ fn the_usage_does_not_depend_on_the_environment() {
 }
 
 #[test]
-fn a_setting_of_the_page_cache_that_is_not_known_is_refused() {
-    let home = tempfile::tempdir().unwrap();
-    let output = pf(home.path(), &["ls", "--local"]).env("PF_PAGE_CACHE", "skip").output().unwrap();
-    let stderr = String::from_utf8(output.stderr).unwrap();
-    assert!(output.status.code() == Some(1) && stderr.contains("PF_PAGE_CACHE: expected keep or bypass"), "{stderr}");
-    let (code, _, expected) = run(home.path(), &["ls", "--local"]);
-    for known in ["keep", "bypass", ""] {
-        let output = pf(home.path(), &["ls", "--local"]).env("PF_PAGE_CACHE", known).output().unwrap();
-        assert_eq!((output.status.code(), String::from_utf8(output.stderr).unwrap()), (Some(code), expected.clone()), "{known}");
-    }
-}
-
-#[test]
 fn words_of_other_tools_work_or_get_a_tip() {
     let home = tempfile::tempdir().unwrap();
     let (code, stdout, _) = run(home.path(), &["version"]);

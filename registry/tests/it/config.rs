@@ -60,10 +60,9 @@ fn callers_on_this_machine_or_trusted_ones_choose_their_traces() {
 fn flags_win_over_the_file_and_the_file_over_defaults() {
     let dir = tempfile::tempdir().expect("a directory");
     let file = dir.path().join("settings.toml");
-    std::fs::write(&file, "data = \"/file\"\nmax-requests = 7\nlease-seconds = 9\npage-cache = \"bypass\"\n").expect("a file");
+    std::fs::write(&file, "data = \"/file\"\nmax-requests = 7\nlease-seconds = 9\n").expect("a file");
     let given = Overrides { max_requests: Some(5), ..Overrides::default() };
     let config = Config::load(Some(&file), given).expect("settings");
-    assert_eq!(config.store_options().page_cache, pfr_store::PageCache::Bypass);
     assert_eq!((config.data, config.max_requests, config.lease_seconds, config.max_digests), ("/file".into(), 5, 9, 100_000));
 }
 
@@ -91,7 +90,6 @@ fn what_cannot_be_right_is_refused() {
     let fewer = Overrides { max_digests: Some(1000), max_json_bytes: Some(1 << 20), ..tiny };
     assert!(Config::load(None, fewer).is_ok());
     assert!(matches!(Config::load(None, Overrides::default()), Err(SettingsError::NoData)));
-    assert!(toml::from_str::<Overrides>("page-cache = \"skip\"").is_err());
     for wrong in ["a:80", "http://a", "a b"] {
         assert!(toml::from_str::<Overrides>(&format!("host-names = {wrong:?}")).is_err(), "{wrong}");
     }

@@ -1,10 +1,8 @@
 //! A directory as an object store, which writes parts of uploads in aligned pieces.
 //!
 //! `object_store` writes each piece of a part with a call of its own: each header, payload and
-//! checksum of a frame. Here pieces are joined: a write ends at a multiple of [`WRITE`]. Whole
-//! parts may pass by the page cache, as the [`PageCache`] among the extensions of an upload says.
+//! checksum of a frame. Here pieces are joined: a write ends at a multiple of [`WRITE`].
 
-use super::direct::{Direct, PageCache};
 use bytes::Bytes;
 use futures::FutureExt as _;
 use futures::stream::BoxStream;
@@ -64,8 +62,7 @@ impl ObjectStore for Files {
             return self.0.put_multipart_opts(location, opts).await;
         }
         let place = self.0.path_to_filesystem(location)?;
-        let page_cache = opts.extensions.get::<PageCache>().copied().unwrap_or(PageCache::Keep);
-        Ok(Box::new(blocking(move || Upload::begin(place, page_cache)).await?))
+        Ok(Box::new(blocking(move || Upload::begin(place)).await?))
     }
 
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
@@ -103,25 +100,9 @@ impl ObjectStore for Files {
 
 /// A file that is being written. Dropping it deletes the file.
 #[derive(Debug)]
-struct Open {
-    file: Unfinished,
-    /// None if all of it goes through the page cache.
-    direct: Option<Direct>,
-}
-
-impl Open {
-    /// Writes a part.
-    fn write(&self, pieces: &[Bytes], at: u64) -> io::Result<()> {
-        let done = self.direct.as_ref().map_or(Ok(0), |direct| direct.write(&self.file, pieces, at))?;
-        write_all(pieces, done, at, &mut |slices, at| Ok(pwritev(self.file.as_file(), slices, at)?))
-    }
-}
-
-/// An upload of a file. Dropping it deletes the file.
-#[derive(Debug)]
 struct Upload {
     /// None once the upload has ended. A part that is being written shares it.
-    file: Option<Arc<Open>>,
+    file: Option<Arc<Unfinished>>,
     folder: Arc<OwnedFd>,
     name: OsString,
     /// For messages.
@@ -136,7 +117,7 @@ struct Upload {
 impl Upload {
     /// Makes the file beside its place. Its name there is that of `object_store`, which lists hide
     /// and collection deletes: `<name>#<number>`, numbered from 1 without gaps.
-    fn begin(place: PathBuf, page_cache: PageCache) -> io::Result<Self> {
+    fn begin(place: PathBuf) -> io::Result<Self> {
         let (Some(parent), Some(name)) = (place.parent(), place.file_name()) else { return Err(ErrorKind::InvalidInput.into()) };
         let folder = match File::open(parent) {
             Err(error) if error.kind() == ErrorKind::NotFound => {
@@ -155,15 +136,13 @@ impl Upload {
                 made => break made.map_err(about(&place))?,
             }
         };
-        let direct = (page_cache == PageCache::Bypass).then(Direct::default);
-        Ok(Self { file: Some(Arc::new(Open { file, direct })), folder, name: name.to_owned(), place, offset: 0, written: Arc::default() })
+        Ok(Self { file: Some(Arc::new(file)), folder, name: name.to_owned(), place, offset: 0, written: Arc::default() })
     }
 
     /// Ends the upload. Fails if it has ended, or if a part was not waited for.
     fn end(&mut self) -> Result<Unfinished> {
         let file = self.file.take().and_then(Arc::into_inner);
-        // The handle past the page cache is closed here.
-        file.map(|open| open.file).ok_or_else(|| failed(io::Error::other("the upload has ended, or a part of it is still being written")))
+        file.ok_or_else(|| failed(io::Error::other("the upload has ended, or a part of it is still being written")))
     }
 }
 
@@ -175,7 +154,7 @@ impl MultipartUpload for Upload {
         self.offset += length;
         let write = move || -> io::Result<()> {
             let file = file.ok_or_else(|| io::Error::other("the upload has ended"))?;
-            file.write(data.as_ref(), offset).map_err(about(&place))?;
+            write_all(data.as_ref(), offset, &mut |slices, at| Ok(pwritev(file.as_file(), slices, at)?)).map_err(about(&place))?;
             written.fetch_add(length, Ordering::Relaxed);
             Ok(())
         };
@@ -210,18 +189,10 @@ impl Drop for Upload {
     }
 }
 
-/// Writes pieces that begin at `at`, without the first `done` bytes, each call up to the next
-/// multiple of [`WRITE`]. A write may be short.
-fn write_all(
-    pieces: &[Bytes],
-    done: usize,
-    mut at: u64,
-    write: &mut dyn FnMut(&[IoSlice<'_>], u64) -> io::Result<usize>,
-) -> io::Result<()> {
+/// Writes all pieces, each call up to the next multiple of [`WRITE`]. A write may be short.
+fn write_all(pieces: &[Bytes], mut at: u64, write: &mut dyn FnMut(&[IoSlice<'_>], u64) -> io::Result<usize>) -> io::Result<()> {
     let mut slices: Vec<IoSlice<'_>> = pieces.iter().filter(|piece| !piece.is_empty()).map(|piece| IoSlice::new(piece)).collect();
     let mut left = &mut slices[..];
-    IoSlice::advance_slices(&mut left, done);
-    at += done as u64;
     while !left.is_empty() {
         let mut room = (WRITE - at % WRITE) as usize;
         let mut some: Vec<IoSlice<'_>> = Vec::with_capacity(8);
@@ -265,7 +236,7 @@ mod tests {
     use super::*;
     use crate::error;
     use object_store::ObjectStoreExt as _;
-    use pfr_testkit::disk::{LoopDisk, SmallDisk};
+    use pfr_testkit::disk::SmallDisk;
     use proptest::prelude::*;
 
     fn names(dir: &std::path::Path) -> Vec<String> {
@@ -359,113 +330,19 @@ mod tests {
         assert_eq!(names(&disk.path().join("ff")), ["key.pfpack"]);
     }
 
-    /// An upload that passes by the page cache where it can.
-    async fn past_the_page_cache(store: &dyn ObjectStore, at: &Path) -> Box<dyn MultipartUpload> {
-        let mut options = PutMultipartOptions::default();
-        options.extensions.insert(PageCache::Bypass);
-        store.put_multipart_opts(at, options).await.unwrap()
-    }
-
-    /// A part of pieces that lie anywhere in memory, none at a multiple of a block.
-    fn part(number: usize, bytes: usize) -> Vec<Bytes> {
-        let all = Bytes::from((0..bytes + 1).map(|at| (at / 31 + number) as u8).collect::<Vec<u8>>()).slice(1..);
-        (0..bytes).step_by(180_293).map(|at| all.slice(at..bytes.min(at + 180_293))).collect()
-    }
-
-    /// Parts as a writer hands them on: also small ones, after which it begins at a multiple again.
-    const LENGTHS: [usize; 7] = [PART, PART, 100_001, PART - 100_001, PART, 5000, 77];
-
-    /// Writes one file in both ways; returns whether parts of the second passed by the page cache.
-    async fn both_ways(dir: &std::path::Path) -> bool {
-        let store = in_directory(dir).unwrap();
-        let (kept, passed) = (Path::from("ff/kept.pfpack"), Path::from("ff/passed.pfpack"));
-        let mut uploads = [store.put_multipart(&kept).await.unwrap(), past_the_page_cache(&*store, &passed).await];
-        let mut all = Vec::new();
-        for (number, bytes) in LENGTHS.into_iter().enumerate() {
-            let part = part(number, bytes);
-            all.extend_from_slice(&part.concat());
-            for upload in &mut uploads {
-                upload.put_part(part.iter().cloned().collect()).await.unwrap();
-            }
-        }
-        for upload in &mut uploads {
-            upload.complete().await.unwrap();
-        }
-        assert_eq!(names(&dir.join("ff")), ["kept.pfpack", "passed.pfpack"]);
-        for name in ["kept.pfpack", "passed.pfpack"] {
-            assert!(std::fs::read(dir.join("ff").join(name)).unwrap() == all, "{name} has other bytes");
-        }
-        // Another one, of which this test can look inside.
-        let mut upload = Upload::begin(dir.join("ff/other.pfpack"), PageCache::Bypass).unwrap();
-        let open = upload.file.as_ref().unwrap();
-        open.write(&part(0, PART - 1), 0).unwrap();
-        open.write(&part(0, PART), 1).unwrap();
-        assert!(!open.direct.as_ref().unwrap().is_used(), "these are no whole parts");
-        open.write(&part(0, PART), PART as u64).unwrap();
-        let is_used = open.direct.as_ref().unwrap().is_used();
-        upload.abort().await.unwrap();
-        is_used
-    }
-
-    #[tokio::test]
-    async fn a_pack_has_the_same_bytes_in_whichever_way_it_is_written() {
-        let dir = tempfile::tempdir().unwrap();
-        both_ways(dir.path()).await;
-    }
-
-    #[tokio::test]
-    async fn packs_pass_by_the_page_cache_of_a_disk_and_never_by_memory() {
-        let memory = std::path::Path::new("/dev/shm");
-        if memory.is_dir() {
-            let dir = tempfile::tempdir_in(memory).unwrap();
-            assert!(!both_ways(dir.path()).await, "a tmpfs has nothing but the page cache");
-        }
-        let dir = tempfile::tempdir().unwrap();
-        let Some(disk) = LoopDisk::mount(dir.path(), 48) else { return };
-        assert!(both_ways(disk.path()).await, "ext4 takes writes past the page cache");
-    }
-
-    #[tokio::test]
-    async fn a_full_disk_is_said_to_be_full_past_the_page_cache_too() {
-        let dir = tempfile::tempdir().unwrap();
-        let Some(disk) = LoopDisk::mount(dir.path(), 16) else { return };
-        let store = in_directory(disk.path()).unwrap();
-        let at = Path::from("ff/key.pfpack");
-        let mut upload = past_the_page_cache(&*store, &at).await;
-        let mut parts = 0;
-        let full = loop {
-            match upload.put_part(PutPayload::from_iter(part(parts, PART))).await {
-                Ok(()) => parts += 1,
-                Err(error) => break error::Error::packs(error),
-            }
-            assert!(parts < 9, "more than the disk has");
-        };
-        assert!(matches!(&full, error::Error::Full(said) if said.contains("key.pfpack")), "{full}");
-        upload.abort().await.unwrap();
-        // ext4 gives blocks of a deleted file out again after its next commit.
-        durable::sync_dir(disk.path()).unwrap();
-        let mut again = past_the_page_cache(&*store, &at).await;
-        again.put_part(PutPayload::from_iter(part(0, PART))).await.unwrap();
-        again.complete().await.unwrap();
-        assert!(std::fs::read(disk.path().join("ff/key.pfpack")).unwrap() == part(0, PART).concat());
-    }
-
     proptest! {
         #[test]
         fn all_bytes_are_written_in_their_places_however_short_the_writes_are(
             lengths in prop::collection::vec(0..300_usize, 0..20),
-            done in 0..6000_usize,
             shorts in prop::collection::vec(1..700_usize, 1..20),
             interrupted: bool,
             room in 0..6000_usize,
         ) {
             let pieces: Vec<Bytes> = lengths.iter().enumerate().map(|(n, length)| Bytes::from(vec![n as u8 + 1; *length])).collect();
             let all = pieces.concat();
-            let done = done.min(all.len());
-            let all = &all[done..];
             let (mut disk, mut shorts, mut calls) = (Vec::new(), shorts.into_iter().cycle(), 0);
             let mut write = |slices: &[IoSlice<'_>], at: u64| -> io::Result<usize> {
-                assert_eq!(at, 40 + (done + disk.len()) as u64);
+                assert_eq!(at, 40 + disk.len() as u64);
                 let bytes: Vec<u8> = slices.iter().flat_map(|slice| slice.to_vec()).collect();
                 calls += 1;
                 if interrupted && calls % 2 == 1 {
@@ -478,10 +355,10 @@ mod tests {
                 disk.extend_from_slice(&bytes[..most]);
                 Ok(most)
             };
-            let written = write_all(&pieces, done, 40, &mut write);
+            let written = write_all(&pieces, 40, &mut write);
             if all.len() <= room {
                 prop_assert!(written.is_ok());
-                prop_assert_eq!(&disk[..], all);
+                prop_assert_eq!(disk, all);
             } else {
                 prop_assert_eq!(written.unwrap_err().kind(), ErrorKind::StorageFull);
                 prop_assert_eq!(&disk[..], &all[..room]);
@@ -492,7 +369,7 @@ mod tests {
     #[test]
     fn a_write_of_nothing_is_an_error_and_no_endless_loop() {
         let pieces = [Bytes::from_static(b"x")];
-        assert_eq!(write_all(&pieces, 0, 0, &mut |_, _| Ok(0)).unwrap_err().kind(), ErrorKind::WriteZero);
-        write_all(&[Bytes::new()], 0, 0, &mut |_, _| panic!("nothing is written")).unwrap();
+        assert_eq!(write_all(&pieces, 0, &mut |_, _| Ok(0)).unwrap_err().kind(), ErrorKind::WriteZero);
+        write_all(&[Bytes::new()], 0, &mut |_, _| panic!("nothing is written")).unwrap();
     }
 }

@@ -6,7 +6,6 @@
 //! | `paths` | where a pack lies |
 //! | `folders` | the folders of a storage that is a directory, durable |
 //! | `files` | a directory as an object store, which writes parts of packs in one piece |
-//! | `direct` | whole parts past the page cache |
 //! | `writer` | many frames into one object (`pending`), its leases renewed meanwhile (`renewal`) |
 //! | `reader` | bytes of a pack, and what a failed read means |
 //! | `index` | what lies in a pack, by its own words |
@@ -14,7 +13,6 @@
 //! | `checks` | frames as they lie, against their checksums and digests |
 
 mod checks;
-mod direct;
 mod extents;
 mod files;
 mod folders;
@@ -26,7 +24,6 @@ mod renewal;
 mod writer;
 
 pub(crate) use checks::{Expected, FrameChecks, another, header_of};
-pub use direct::PageCache;
 pub(crate) use extents::{Extent, locate, plan, read_extent};
 pub(crate) use files::in_directory;
 pub(crate) use index::{Index, IndexFound, read_index};

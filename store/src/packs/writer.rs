@@ -13,7 +13,7 @@ use crate::live::LivePush;
 use crate::metadata::{FullPack, Moved, NewContainer, NewFrame, PackId, PackSizes, PackStored, PushId};
 use crate::trace::Stage;
 use bytes::Bytes;
-use object_store::{MultipartUpload, ObjectStoreExt as _, PutMultipartOptions, PutPayload, UploadPart};
+use object_store::{MultipartUpload, ObjectStoreExt as _, PutPayload, UploadPart};
 use pfr_schema::frame::Header;
 use pfr_schema::pack;
 use tokio::task::JoinHandle;
@@ -74,10 +74,7 @@ impl PackWriter {
         // that no row names.
         let key = uuid::Uuid::now_v7().to_string();
         let id = store.metadata.begin_pack(key.clone(), store.options.lease).await?;
-        // A directory looks at it, and other storages do not.
-        let mut options = PutMultipartOptions::default();
-        options.extensions.insert(store.options.page_cache);
-        let upload = store.packs.put_multipart_opts(&path(&key), options).await.map_err(Error::packs)?;
+        let upload = store.packs.put_multipart(&path(&key)).await.map_err(Error::packs)?;
         let mut writer = Self {
             store: store.clone(),
             push: push.map(|push| push.id.clone()),

@@ -4,18 +4,15 @@ use crate::common::{page, pieces, repository, stream};
 use bytes::Bytes;
 use object_store::{Error, Result};
 use pfr_schema::Digest;
-use pfr_store::{Clock, Options, PageCache, SqliteMetadata, Store};
+use pfr_store::{Clock, Options, SqliteMetadata, Store};
 use pfr_testkit::frames::blob;
 use pfr_testkit::storage::{Call, Hooks, Moment, hooked};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 /// Bytes of each part of each upload, and the number of its pieces.
-type Parts = BTreeMap<u64, Vec<(usize, usize)>>;
-
-/// Parts, and how each upload is to be written.
 #[derive(Debug, Default)]
-struct Seen(Mutex<Parts>, Mutex<Vec<Option<PageCache>>>);
+struct Seen(Mutex<BTreeMap<u64, Vec<(usize, usize)>>>);
 
 #[async_trait::async_trait]
 impl Hooks for Seen {
@@ -23,9 +20,6 @@ impl Hooks for Seen {
         if call.moment == Moment::Part {
             let bytes = call.bytes.iter().map(Bytes::len).sum();
             self.0.lock().unwrap().entry(call.upload).or_default().push((bytes, call.bytes.len()));
-        }
-        if call.moment == Moment::Open {
-            self.1.lock().unwrap().push(call.extensions.get::<PageCache>().copied());
         }
         Ok(None)
     }
@@ -37,13 +31,12 @@ fn noise(seed: u64, length: usize) -> Vec<u8> {
 }
 
 /// Takes in these blobs and reads them back. Returns the parts of each pack.
-async fn parts_of(in_files: bool, page_cache: PageCache, blobs: &[Vec<u8>]) -> Vec<Vec<(usize, usize)>> {
+async fn parts_of(in_files: bool, blobs: &[Vec<u8>]) -> Vec<Vec<(usize, usize)>> {
     let dir = tempfile::tempdir().unwrap();
     let seen = Arc::new(Seen::default());
     let metadata = SqliteMetadata::open_in_memory(Clock::system()).await.unwrap();
     let (files, _) = pfr_store::storage::open_dir(dir.path()).unwrap();
-    let options = Options { pack_bytes: 16 << 20, page_cache, ..Options::default() };
-    let store = Store::new(hooked(files, seen.clone()), metadata, options);
+    let store = Store::new(hooked(files, seen.clone()), metadata, Options { pack_bytes: 16 << 20, ..Options::default() });
     let store = if in_files { store.with_packs_dir(dir.path()) } else { store };
     let session = store.open_push(&repository()).await.unwrap();
     let frames = stream(blobs.iter().map(|raw| blob(raw)));
@@ -51,8 +44,6 @@ async fn parts_of(in_files: bool, page_cache: PageCache, blobs: &[Vec<u8>]) -> V
     for raw in blobs {
         assert_eq!(store.read(&Digest::sha256(raw)).await.unwrap(), raw[..]);
     }
-    let settings = seen.1.lock().unwrap();
-    assert!(!settings.is_empty() && settings.iter().all(|found| *found == Some(page_cache)), "{settings:?}");
     seen.0.lock().unwrap().values().cloned().collect()
 }
 
@@ -64,10 +55,8 @@ async fn all_parts_of_a_pack_but_the_last_have_one_length_wherever_frames_end() 
     blobs.push(b"few".to_vec());
     blobs.push(noise(100, 4_100_000));
     blobs.push(noise(101, 9_000_000));
-    for (in_files, page_cache, part) in
-        [(true, PageCache::Keep, 2 << 20), (true, PageCache::Bypass, 2 << 20), (false, PageCache::Keep, 5 << 20)]
-    {
-        let packs = parts_of(in_files, page_cache, &blobs).await;
+    for (in_files, part) in [(true, 2 << 20), (false, 5 << 20)] {
+        let packs = parts_of(in_files, &blobs).await;
         assert_eq!(packs.len(), 2, "{packs:?}");
         for parts in packs {
             let (last, full) = parts.split_last().unwrap();
@@ -80,7 +69,7 @@ async fn all_parts_of_a_pack_but_the_last_have_one_length_wherever_frames_end() 
 #[tokio::test]
 async fn a_page_is_two_pieces_of_a_part() {
     let blobs: Vec<Vec<u8>> = (0..2000).map(|seed| noise(seed, 4096)).collect();
-    let packs = parts_of(true, PageCache::Keep, &blobs).await;
+    let packs = parts_of(true, &blobs).await;
     let (bytes, pieces) = packs[0][0];
     // The header and the checksum before it are one piece, the payload is the other.
     let frames = bytes / (4096 + 64);

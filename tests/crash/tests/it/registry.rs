@@ -199,28 +199,6 @@ pub fn recorded_summary() -> Option<Life> {
     Some(registry.end())
 }
 
-/// Packs whose whole parts pass by the page cache, on the disk of the build: what lies in memory
-/// has no other way.
-pub fn recorded_past_the_page_cache() -> Option<Life> {
-    if !is_possible() {
-        skip("ptrace", "this process may not trace its children");
-        return None;
-    }
-    let home = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    std::fs::create_dir(home.path().join("root")).unwrap();
-    let mut registry = Registry::on(home, None);
-    registry.start(&["--page-cache", "bypass"]);
-    registry.push_of("large", Shape::SMALL, &(0..160).collect::<Vec<_>>());
-    registry.push("small", &[0, 1, 2]);
-    // Through the page cache no write has more than 64 KiB.
-    let passes = |op: &Op| matches!(&op.action, Action::Write { bytes, .. } if bytes.len() > 64 << 10);
-    let system = Command::new("stat").args(["-f", "-c", "%T"]).arg(registry.home.path()).output().unwrap();
-    let is_memory = system.stdout.starts_with(b"tmpfs");
-    assert_eq!(registry.recorder.find(0, passes).is_none(), is_memory, "{system:?}");
-    registry.stop(Signal::SIGKILL);
-    Some(registry.end())
-}
-
 /// Domains are made, used, deleted to the last byte and made again.
 pub fn recorded_domains() -> Option<Life> {
     let mut registry = Registry::filled(async |store| Ok(vec![Change::Commit(push(store, 0, "t").await?, "t".into())]))?;
@@ -371,12 +349,7 @@ impl Registry {
 
     /// Pushes pages under a tag; the digest.
     fn push(&mut self, tag: &str, numbers: &[u64]) -> String {
-        self.push_of(tag, Shape::TINY, numbers)
-    }
-
-    /// The same, with pages of this shape.
-    fn push_of(&mut self, tag: &str, shape: Shape, numbers: &[u64]) -> String {
-        let dir = SnapshotDir::write(&self.pf.path(tag), shape, numbers);
+        let dir = SnapshotDir::write(&self.pf.path(tag), Shape::TINY, numbers);
         let begun = self.recorder.position();
         let digest = self.pf.run(&["push", dir.arg(), &format!("{REPOSITORY}:{tag}")]).ok().last_line().to_owned();
         self.history.note(begun, self.recorder.position(), Change::Commit(digest.clone(), tag.to_owned()));

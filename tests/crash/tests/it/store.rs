@@ -85,16 +85,11 @@ mod long {
         Bound, no_power_cut_harms, recorded, recorded_domains, recorded_encrypted, recorded_in_folders_of_others, recorded_merge,
         recorded_summary,
     };
-    use crate::registry::{recorded_checkpoint, recorded_past_the_page_cache};
+    use crate::registry::recorded_checkpoint;
 
     #[test]
     fn no_power_cut_during_a_wal_checkpoint_beside_the_writer_loses_anything() {
         no_power_cut_harms(recorded_checkpoint(), Bound::NORMAL);
-    }
-
-    #[test]
-    fn no_power_cut_loses_packs_that_were_written_past_the_page_cache() {
-        no_power_cut_harms(recorded_past_the_page_cache(), Bound::SHORT);
     }
 
     #[test]
