@@ -85,8 +85,8 @@ pub fn run(args: &Args) -> Result<()> {
             }
             None => {
                 let metadata = straight(&dir.path().join("prefixes.sqlite"), args.snapshots).await?;
-                let (packs, _) = pfr_store::storage::open_dir(&dir.path().join("packs-of-prefixes"))?;
-                (Arc::clone(&metadata), Store::new(packs, metadata, Options::default()))
+                let store = beside(&dir.path().join("packs-of-prefixes"), &metadata)?;
+                (metadata, store)
             }
         };
         eprintln!("they took {:.0} s", start.elapsed().as_secs_f64());
@@ -245,6 +245,14 @@ fn listings(count: usize) -> impl Iterator<Item = Listing> {
     })
 }
 
+/// A store of rows that were written straight. Its storage gets the marker here, which commits write
+/// before the first pack.
+fn beside(path: &Path, metadata: &Arc<dyn Metadata>) -> Result<Store> {
+    let (packs, _) = pfr_store::storage::open_dir(path)?;
+    std::fs::write(path.join("pf-store"), "")?;
+    Ok(Store::new(packs, Arc::clone(metadata), Options::default()))
+}
+
 /// Makes a database with these snapshots, as their commits would have left it. Transactions take
 /// longer: each snapshot writes to places of the index that no other one of its transaction writes
 /// to, and their pages are read, logged and copied once for each transaction.
@@ -352,22 +360,16 @@ mod tests {
         let audit = written.audit(false).await.unwrap();
         assert_eq!((audit.objects, audit.wrong), (9, 0), "{:?}", audit.discrepancies);
         let committed = SqliteMetadata::open(&dir.path().join("committed.sqlite"), Clock::system()).await.unwrap();
-        let store = |name: &str, metadata: &Arc<dyn Metadata>| {
-            let (packs, _) = pfr_store::storage::open_dir(&dir.path().join(name)).unwrap();
-            Store::new(packs, Arc::clone(metadata), Options::default())
-        };
-        let many: RepositoryName = MANY.parse().unwrap();
-        let (of_agent, one_by_one) = (tokens(0, COMMON), store("committed", &committed));
+        let (packs, _) = pfr_store::storage::open_dir(&dir.path().join("committed")).unwrap();
+        let one_by_one = Store::new(packs, Arc::clone(&committed), Options::default());
+        let (many, of_agent): (RepositoryName, _) = (MANY.parse().unwrap(), tokens(0, COMMON));
         for listing in listings(3) {
             push(&one_by_one, &many, &of_agent[..listing.tokens as usize]).await.unwrap();
         }
         assert_eq!(marks(&*written).await, marks(&*committed).await);
-        // What is committed afterwards finds its place among them. Rows that are written straight
-        // leave no marker on the storage.
-        std::fs::create_dir(dir.path().join("straight")).unwrap();
-        std::fs::write(dir.path().join("straight/pf-store"), "").unwrap();
+        // What is committed afterwards finds its place among them.
         let next = path(of_agent.clone());
-        push(&store("straight", &written), &many, &of_agent).await.unwrap();
+        push(&beside(&dir.path().join("straight"), &written).unwrap(), &many, &of_agent).await.unwrap();
         let hits = written.find_prefixes(many, Arc::new(next), None, usize::MAX).await.unwrap();
         assert_eq!(hits.deepest.first().map(|hit| hit.tokens), Some(u64::from(TOKENS)));
     }

@@ -51,7 +51,7 @@ pub fn parse<P: clap::Parser>(json: bool) -> Result<P, ExitCode> {
 }
 
 /// Variables that no flag stands for.
-const VARIABLES: [&str; 6] = ["PF_CONFIG", "PF_TOKEN", "PF_TOKEN_OVER_HTTP", "PF_PAGE_CACHE", "PF_OCI_USERNAME", "PF_OCI_PASSWORD"];
+const VARIABLES: [&str; 5] = ["PF_CONFIG", "PF_TOKEN", "PF_TOKEN_OVER_HTTP", "PF_OCI_USERNAME", "PF_OCI_PASSWORD"];
 
 /// Warnings of variables that are probably misspelt. Others begin with `PF_`, too: those of our
 /// servers, and of programs that have nothing to do with `pf`.
