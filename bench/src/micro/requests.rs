@@ -245,8 +245,8 @@ fn listings(count: usize) -> impl Iterator<Item = Listing> {
     })
 }
 
-/// A store of rows that were written straight. Its storage gets the marker here, which commits write
-/// before the first pack.
+/// A store of rows that were written straight. Its storage gets the marker here, which commits
+/// write before the first pack.
 fn beside(path: &Path, metadata: &Arc<dyn Metadata>) -> Result<Store> {
     let (packs, _) = pfr_store::storage::open_dir(path)?;
     std::fs::write(path.join("pf-store"), "")?;
