@@ -238,7 +238,7 @@ impl Storage {
     }
 
     /// Checks that something answers where credentials must come from. Without this the first
-    /// request fails after many seconds, with words about an address that nobody has given.
+    /// request fails after many seconds, and its error names the address of a metadata service.
     ///
     /// # Errors
     /// [`Error::Invalid`] if there are no credentials for it.
