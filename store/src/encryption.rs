@@ -177,7 +177,7 @@ fn may_replace(there: &WrappedKey, wrapped: &WrappedKey) -> Result<()> {
 #[boxed]
 pub(crate) async fn read_key(packs: &dyn ObjectStore) -> Result<Option<WrappedKey>> {
     match key_text(packs).await? {
-        Some(text) if WrappedKey::is_cut(&text) && is_new(packs).await? => Ok(None),
+        Some(text) if WrappedKey::is_cut(&text) && is_new(packs, false).await? => Ok(None),
         text => text.as_deref().map(WrappedKey::parse).transpose(),
     }
 }
@@ -246,10 +246,11 @@ impl Keys {
             }
             return Ok(None);
         }
-        // A lost database, or the first start.
+        // A lost database, or nothing was written yet.
+        let is_started = store.metadata.storage_id().await?.is_some();
         let wrapped = match read_key(&*store.packs).await? {
             Some(wrapped) => wrapped,
-            None if self.encrypt_new() && is_new(&*store.packs).await? => self.wrap_new().await?,
+            None if self.encrypt_new() && is_new(&*store.packs, is_started).await? => self.wrap_new().await?,
             None => return Ok(None),
         };
         // One that cannot be opened is not entered.
@@ -260,16 +261,18 @@ impl Keys {
 }
 
 /// Whether no store has used this storage, as far as can be seen: tables that are lost do not make
-/// one new whose packs are in the clear. A bucket without the right to list counts as new.
+/// one new whose packs are in the clear. A bucket without the right to list counts as new. Where
+/// tables that are not lost know the id of the marker, the marker alone says nothing: it is written
+/// at the first start (`is_started`).
 ///
 /// # Errors
 /// [`Error::NotPermitted`] for a folder that may not be listed: packs in the clear may lie there,
 /// so no domain in it is encrypted. [`Error::Unavailable`].
 #[boxed]
-pub(crate) async fn is_new(packs: &dyn ObjectStore) -> Result<bool> {
+pub(crate) async fn is_new(packs: &dyn ObjectStore, is_started: bool) -> Result<bool> {
     match packs.head(&Path::from(marker::KEY)).await {
-        Ok(_) => return Ok(false),
-        Err(object_store::Error::NotFound { .. }) => {}
+        Ok(_) if !is_started => return Ok(false),
+        Ok(_) | Err(object_store::Error::NotFound { .. }) => {}
         Err(error) => return Err(Error::packs(error)),
     }
     let others = [PROBES, tasks::PREFIX, DomainName::FOLDER];

@@ -1,9 +1,15 @@
-//! The marker shows that the storage belongs to this store: an object that is written before the
-//! first pack has a row, and that is never deleted.
+//! The marker shows that the storage belongs to this store: an object that is written at the first
+//! start, or else before the first pack has a row, and that is never deleted. It has a random id,
+//! which the tables have too.
 //!
 //! A bucket that was deleted, a directory whose disk is not mounted and a wrong disk look like a
 //! lost pack: every request answers "not found". Only if the marker is found does that mean that a
 //! pack is lost. Otherwise the storage is out of reach, and nothing follows from it.
+//!
+//! The id is in the marker first, and then in the tables. Once the tables have it, no marker is
+//! written where none is, and one with another id is another store's. A marker without an id is of
+//! an earlier version, or a person has put it there, who says that the storage is the right one: it
+//! gets the id.
 
 use crate::Store;
 use crate::boxed;
@@ -11,14 +17,57 @@ use crate::error::{Error, Result};
 use futures::TryStreamExt as _;
 use futures::future::ready;
 use object_store::path::Path;
-use object_store::{ObjectMeta, ObjectStore as _, ObjectStoreExt as _, PutPayload};
+use object_store::{ObjectMeta, ObjectStore as _, ObjectStoreExt as _, PutMode, PutOptions};
 use pfr_schema::journal::{Key, PREFIX};
+use uuid::Uuid;
 
 /// Key of the marker.
 pub(crate) const KEY: &str = "pf-store";
-/// Its content, for people; no program reads it.
+/// The line before that of the id, for people.
 const WORDS: &str =
-    "Packs and the journal of a pf store lie beside this. Without this file nothing that is missing here is taken for lost.\n";
+    "Packs and the journal of a pf store lie beside this. Without this file nothing that is missing here is taken for lost.";
+/// What the line of the id begins with.
+const ID: &str = "id ";
+/// Bytes of a marker in which an id is looked for.
+const LONGEST: u64 = 4096;
+
+/// What lies in the place of the marker.
+#[derive(Debug)]
+enum Marker {
+    Missing,
+    WithoutId,
+    Of(String),
+}
+
+impl Marker {
+    fn parse(text: &str) -> Self {
+        let mut ids = text.lines().filter_map(|line| line.strip_prefix(ID));
+        ids.find(|id| Uuid::parse_str(id).is_ok()).map_or(Self::WithoutId, |id| Self::Of(id.to_owned()))
+    }
+}
+
+fn new_id() -> String {
+    Uuid::now_v7().to_string()
+}
+
+fn text_of(id: &str) -> String {
+    format!("{WORDS}\n{ID}{id}\n")
+}
+
+fn missing() -> Error {
+    let reason = format!(
+        "there is no {KEY} on it, so this is not the storage of this store, or all of it is gone: is it mounted, is it the right bucket?"
+    );
+    Error::Unavailable { what: "storage", reason }
+}
+
+fn of_another(found: &str, known: &str) -> Error {
+    let reason = format!(
+        "{KEY} on it has the id {found}, and this store's is {known}, so this is not the storage of this store: is it mounted, is it the \
+         right bucket?"
+    );
+    Error::Unavailable { what: "storage", reason }
+}
 
 impl Store {
     /// Checks the database before a process writes its first pack. Writes the marker if the store
@@ -31,13 +80,15 @@ impl Store {
         let mark = || async {
             self.names_are_known().await?;
             self.decide_clear().await?;
-            if self.is_new().await? { self.put_marker().await } else { self.storage_is_there().await }
+            self.identify(self.is_new().await?).await
         };
-        self.marked.get_or_try_init(mark).await.copied()
+        self.marked.get_or_try_init(mark).await?;
+        Ok(())
     }
 
-    /// Whether the storage may lack the marker, which is written before the first row of a pack. A
-    /// store of which all packs were collected is not new: its journal had an object for each name.
+    /// Whether the storage may lack the marker, unless the tables have its id. It was always
+    /// written before the first row of a pack. A store of which all packs were collected is not
+    /// new: its journal had an object for each name.
     async fn is_new(&self) -> Result<bool> {
         if !self.metadata.packs(None, 1).await?.is_empty() {
             return Ok(false);
@@ -46,24 +97,113 @@ impl Store {
         Ok(journal.summary == 0 && journal.objects == 0)
     }
 
-    /// Writes the marker, and before it the domain's wrapped key, if there is no pack yet.
-    pub(crate) async fn put_marker(&self) -> Result<()> {
-        if !self.metadata.packs(None, 1).await?.is_empty() {
-            return Ok(());
-        }
-        self.put_key().await?;
-        self.packs.put(&Path::from(KEY), PutPayload::from_static(WORDS.as_bytes())).await.map(|_| ()).map_err(Error::packs)
-    }
-
-    /// Called once before requests are served. Checks the database, and journals the changes of a
-    /// process that ended before it had done so. A full disk does not prevent the start: none of
-    /// these changes was acknowledged, and a client that repeats one waits for the journal.
+    /// Makes the marker and the tables have one id, and returns it. Writes the marker of a store
+    /// that is new, and before it the domain's wrapped key.
     ///
     /// # Errors
-    /// [`Error::Unavailable`]: the database is to be rebuilt, or is another store's, or cannot be
-    /// reached.
+    /// [`Error::Unavailable`]: the marker is missing although the store is not new or the tables
+    /// have an id, or it has another id.
+    #[boxed]
+    pub(crate) async fn identify(&self, is_new: bool) -> Result<String> {
+        // Read before the marker, which is there before it.
+        let known = self.metadata.storage_id().await?;
+        let mut marker = self.marker().await?;
+        let is_missing = matches!(marker, Marker::Missing);
+        if is_missing && (known.is_some() || !is_new) {
+            return Err(missing());
+        }
+        if is_new {
+            self.put_key().await?;
+        }
+        if is_missing {
+            marker = self.new_marker().await?;
+        }
+        let found = match marker {
+            Marker::Missing => return Err(missing()),
+            Marker::WithoutId => {
+                // Processes that do this at once write the same: that of the tables.
+                let id = match known {
+                    Some(known) => known,
+                    None => self.metadata.enter_storage_id(new_id()).await?,
+                };
+                self.packs.put(&Path::from(KEY), text_of(&id).into()).await.map_err(Error::packs)?;
+                return Ok(id);
+            }
+            Marker::Of(found) => found,
+        };
+        let known = match known {
+            Some(known) => known,
+            None => {
+                // The process that wrote it may not have come to this. A marker that a power cut
+                // takes must not be in the tables.
+                self.sync_names().await?;
+                self.metadata.enter_storage_id(found.clone()).await?
+            }
+        };
+        if found == known { Ok(known) } else { Err(of_another(&found, &known)) }
+    }
+
+    /// Writes a marker with a new id if there is none, and returns what is there then: another
+    /// process may have been first.
+    async fn new_marker(&self) -> Result<Marker> {
+        let (place, text) = (Path::from(KEY), text_of(&new_id()));
+        let create = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
+        match self.packs.put_opts(&place, text.clone().into(), create).await {
+            Ok(_) | Err(object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. }) => {}
+            // Some storages cannot do that. Of two first starts at once, one may be refused there.
+            Err(_) => {
+                self.packs.put(&place, text.into()).await.map_err(Error::packs)?;
+            }
+        }
+        self.marker().await
+    }
+
+    /// What lies in the place of the marker.
+    #[boxed]
+    async fn marker(&self) -> Result<Marker> {
+        let found = match self.packs.get(&Path::from(KEY)).await {
+            Ok(found) => found,
+            Err(object_store::Error::NotFound { .. }) => return Ok(Marker::Missing),
+            Err(error) => return Err(Error::packs(error)),
+        };
+        if found.meta.size > LONGEST {
+            return Ok(Marker::WithoutId);
+        }
+        let bytes = found.bytes().await.map_err(Error::packs)?;
+        Ok(Marker::parse(&String::from_utf8_lossy(&bytes)))
+    }
+
+    /// Gives a store its id at its first start: from then on a disk that is unmounted before the
+    /// first push is not taken for a new one. A store that has its id may be started while its
+    /// storage is away.
+    ///
+    /// # Errors
+    /// Those of [`Self::identify`], for a store that is new.
+    async fn introduce(&self) -> Result<()> {
+        if self.metadata.storage_id().await?.is_some() {
+            return Ok(());
+        }
+        let is_new = self.is_new().await?;
+        match self.identify(is_new).await {
+            Err(error) if !is_new => {
+                tracing::warn!(%error, "the storage has not got its id yet; the first push tries again");
+                Ok(())
+            }
+            done => done.map(drop),
+        }
+    }
+
+    /// Called once before requests are served. Checks the database, writes the marker of a store
+    /// that is new, and journals the changes of a process that ended before it had done so. A full
+    /// disk does not prevent the start of a store that is not new: none of these changes was
+    /// acknowledged, and a client that repeats one waits for the journal.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`]: the database is to be rebuilt, or is another store's, or it or the
+    /// storage of a new store cannot be reached.
     pub async fn begin_serving(&self) -> Result<()> {
         self.names_are_known().await?;
+        self.introduce().await?;
         match self.flush_journal().await {
             Err(error @ Error::Full(_)) => {
                 tracing::warn!(%error, "journal: changes of an earlier process cannot be written yet, the disk is full");
@@ -111,18 +251,18 @@ impl Store {
     ///
     /// # Errors
     /// [`Error::Unavailable`] if it does not answer, or answers and lacks the marker though the
-    /// store is not new.
+    /// store is not new, or has the marker of another store.
     pub(crate) async fn storage_is_there(&self) -> Result<()> {
-        match self.packs.head(&Path::from(KEY)).await {
-            Ok(_) => Ok(()),
-            Err(object_store::Error::NotFound { .. }) if self.is_new().await? => Ok(()),
-            Err(object_store::Error::NotFound { .. }) => Err(Error::Unavailable {
-                what: "storage",
-                reason: format!(
-                    "there is no {KEY} on it, so this is not the storage of this store, or all of it is gone: is it mounted, is it the right bucket?"
-                ),
-            }),
-            Err(error) => Err(Error::packs(error)),
+        // Read before the marker, which is there before it.
+        let known = match self.marked.get() {
+            Some(known) => Some(known.clone()),
+            None => self.metadata.storage_id().await?,
+        };
+        match (self.marker().await?, known) {
+            (Marker::Of(found), Some(known)) if found != known => Err(of_another(&found, &known)),
+            (Marker::Of(_) | Marker::WithoutId, _) => Ok(()),
+            (Marker::Missing, None) if self.is_new().await? => Ok(()),
+            (Marker::Missing, _) => Err(missing()),
         }
     }
 
@@ -134,5 +274,23 @@ impl Store {
     /// As [`Self::storage_is_there`].
     pub(crate) async fn directory_is_there(&self) -> Result<()> {
         if self.packs_dir.is_some() { self.storage_is_there().await } else { Ok(()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_marker_has_the_id_of_its_line_and_whatever_else_lies_there_has_none() {
+        let id = new_id();
+        let whole = text_of(&id);
+        assert!(matches!(Marker::parse(&whole), Marker::Of(found) if found == id));
+        // A later version may add lines.
+        assert!(matches!(Marker::parse(&format!("{whole}more\n")), Marker::Of(found) if found == id));
+        let cut = &whole[..whole.len() - 2];
+        for text in ["", WORDS, cut, "id \n", "id one\n", &"\0".repeat(whole.len()), &format!(" {ID}{id}")] {
+            assert!(matches!(Marker::parse(text), Marker::WithoutId), "{text:?}");
+        }
     }
 }

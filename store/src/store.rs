@@ -125,8 +125,8 @@ pub struct Store {
     pub(crate) large: Arc<Places>,
     /// Held while changes of names are journaled: those that wait share the next object.
     pub(crate) journaling: Arc<tokio::sync::Mutex<()>>,
-    /// Set once the marker is known to be on storage.
-    pub(crate) marked: Arc<tokio::sync::OnceCell<()>>,
+    /// The id of the storage, set once its marker was found before a pack is written.
+    pub(crate) marked: Arc<tokio::sync::OnceCell<String>>,
     /// The wrapped key of its domain, if `packs` encrypts.
     pub(crate) wrapped_key: Option<Arc<WrappedKey>>,
     /// What the audit log will say of the changes that are made by this clone.

@@ -6,7 +6,7 @@ macro_rules! migrations {
     ($database:literal) => {
         migrations!($database: "0001_init", "0002_session_leases", "0003_prefixes", "0004_domains", "0005_small_packs", "0006_waypoints",
             "0007_access_tokens", "0008_audit_quota", "0009_oci", "0010_retention", "0011_signing", "0012_domain_keys", "0013_events",
-            "0014_lists", "0015_older_replicas", "0016_snapshot_agents", "0017_agents")
+            "0014_lists", "0015_older_replicas", "0016_snapshot_agents", "0017_agents", "0018_marker")
     };
     ($database:literal: $($name:literal),+) => {
         [$(($name, include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../migrations/", $database, "/", $name, ".sql")))),+]

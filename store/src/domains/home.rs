@@ -105,7 +105,7 @@ impl DomainHome {
         if matches!(self.packs, DomainPacks::Files { .. }) && !self.has_any(name).await? {
             return Ok(true);
         }
-        encryption::is_new(&*self.place(name)?.0).await
+        encryption::is_new(&*self.place(name)?.0, false).await
     }
 
     /// Whether the place of a domain has a marker.

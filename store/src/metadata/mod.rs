@@ -379,6 +379,14 @@ macro_rules! metadata_transactions {
             forget_journal(keys: Vec<String>) -> () = WRITE |tx| journal::forget(tx, keys);
             /// Whether the tables are empty: no pack, no repository.
             is_empty() -> bool = READ |tx| packs::is_empty(tx);
+            /// The id that the marker on the storage must have. None until it is entered: the marker
+            /// has it before.
+            storage_id() -> Option<String> = READ |tx| packs::storage_id(tx);
+            /// Enters the id of the storage if there is none; returns the one that there is then:
+            /// another process may have been first.
+            enter_storage_id(id: String) -> String = WRITE |tx| packs::enter_storage_id(tx, id);
+            /// Forgets the id of the storage: a rebuild takes that of the marker.
+            forget_storage_id() -> () = WRITE |tx| packs::forget_storage_id(tx);
             /// Takes in a pack that was found on storage: its frames become plain blobs, those that
             /// are known stay where they are, unless they are damaged or a frame here says that
             /// they are nodes: it takes their place. Twice is no error.

@@ -3,7 +3,7 @@
 use super::arguments::at_most;
 use super::sessions::millis;
 use super::sql::{Sql, int, json_rows, values};
-use super::tx::{Outcome, Tx};
+use super::tx::{Fail, Outcome, Tx};
 use super::{Emptied, Health, Moved, ObjectId, PackId, PackRow, PackSizes, PackState, Packed, objects};
 use crate::error::Error;
 use pfr_schema::{Digest, Kind};
@@ -41,6 +41,19 @@ pub(super) async fn disk_bytes<T: Tx>(tx: &mut T) -> Outcome<u64> {
 
 pub(super) async fn is_empty<T: Tx>(tx: &mut T) -> Outcome<bool> {
     tx.one("SELECT NOT EXISTS (SELECT 1 FROM packs) AND NOT EXISTS (SELECT 1 FROM repositories)", &[]).await
+}
+
+pub(super) async fn storage_id<T: Tx>(tx: &mut T) -> Outcome<Option<String>> {
+    tx.first("SELECT id FROM marker", &[]).await
+}
+
+pub(super) async fn enter_storage_id<T: Tx>(tx: &mut T, id: &str) -> Outcome<String> {
+    tx.execute("INSERT INTO marker (one, id) VALUES (1, $1) ON CONFLICT (one) DO NOTHING", values![id]).await?;
+    storage_id(tx).await?.ok_or(Fail::Again)
+}
+
+pub(super) async fn forget_storage_id<T: Tx>(tx: &mut T) -> Outcome<()> {
+    tx.execute("DELETE FROM marker", &[]).await.map(drop)
 }
 
 /// Objects that lie in a pack, in order of offset.

@@ -15,13 +15,22 @@ impl Store {
     /// [`Error::Unavailable`].
     pub(crate) async fn settle(&self, object: &Path) -> Result<()> {
         self.directory_is_there().await?;
-        let (Some(dir), Some((folder, _))) = (self.packs_dir.clone(), object.as_ref().split_once('/')) else { return Ok(()) };
-        if self.settled.lock().contains(folder) {
+        let Some((folder, _)) = object.as_ref().split_once('/') else { return Ok(()) };
+        if self.packs_dir.is_none() || self.settled.lock().contains(folder) {
             return Ok(());
         }
-        let synced = tokio::task::spawn_blocking(move || pfr_service::durable::sync_dir(&dir)).await;
-        synced.map_err(|e| Error::Internal(e.to_string()))?.map_err(|e| Error::Unavailable { what: "packs", reason: e.to_string() })?;
+        self.sync_names().await?;
         self.settled.lock().insert(folder.to_owned());
         Ok(())
+    }
+
+    /// Makes the names in the directory of the packs durable, if they are in one.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    pub(crate) async fn sync_names(&self) -> Result<()> {
+        let Some(dir) = self.packs_dir.clone() else { return Ok(()) };
+        let synced = tokio::task::spawn_blocking(move || pfr_service::durable::sync_dir(&dir)).await;
+        synced.map_err(|e| Error::Internal(e.to_string()))?.map_err(|e| Error::Unavailable { what: "packs", reason: e.to_string() })
     }
 }

@@ -99,7 +99,7 @@ mod long {
     /// Syncs whose need the states that are opened may not show, and why they are made.
     const UNSHOWN: [(&str, &str); 2] = [
         ("bytes of data/metadata.sqlite-journal", "SQLite writes it while it makes the database: few of the states show it"),
-        ("bytes of data/packs/pf-store", "the marker is found by its name; its words are for people"),
+        ("bytes of data/packs/pf-store", "the marker is found by its name; an id that it lost comes back from the tables"),
     ];
 
     #[test]
