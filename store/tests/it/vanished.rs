@@ -1,12 +1,19 @@
 //! The storage is out of reach, but its objects are not lost: nothing counts as lost, and
 //! everything works when it is back.
 
+use crate::common::rig::{Backend, Rig};
+use crate::common::watched::Watched;
 use crate::common::{leaks, pieces, push, repository, snapshot, tag};
 use futures::StreamExt as _;
+use futures::future::join_all;
+use object_store::path::Path as Key;
 use pfr_schema::ErrorCode;
 use pfr_schema::api::ScrubReport;
-use pfr_store::{Clock, Error, GcOptions, Options, PackState, Result, ScrubOptions, Store};
-use std::path::Path;
+use pfr_store::{
+    Clock, DomainHome, DomainPacks, DomainTables, Domains, Error, GcOptions, Metadata, Options, PackState, Result, ScrubOptions,
+    SqliteMetadata, Store, storage,
+};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -212,9 +219,264 @@ async fn an_empty_store_needs_no_marker_and_a_new_one_gets_it_with_its_first_pac
     assert_eq!(scrub(&store, false).await.unwrap().packs, 0);
     push(&store, &snapshot(&[1], vec![]), "t").await.unwrap();
     assert!(dir.path().join("packs/pf-store").exists());
-    // It is for people to put back; its content does not matter.
+    // It is for people to put back, and an empty one will do. The next process that pushes completes
+    // it.
     std::fs::remove_file(dir.path().join("packs/pf-store")).unwrap();
     is_out_of_reach("ready", store.ready().await);
     std::fs::write(dir.path().join("packs/pf-store"), b"").unwrap();
     store.ready().await.unwrap();
+    push(&store, &snapshot(&[2], vec![]), "t").await.unwrap();
+    push(&open(dir.path()).await, &snapshot(&[3], vec![]), "t").await.unwrap();
+    assert_eq!(id_on(&dir.path().join("packs")), id_of(&store).await);
+}
+
+/// Unmounts the disk of a directory; returns what to mount again.
+fn unmount(packs: &Path) -> PathBuf {
+    let away = packs.with_file_name("away");
+    std::fs::rename(packs, &away).unwrap();
+    std::fs::create_dir(packs).unwrap();
+    away
+}
+
+fn mount(away: &Path, packs: &Path) {
+    std::fs::remove_dir_all(packs).unwrap();
+    std::fs::rename(away, packs).unwrap();
+}
+
+async fn open(dir: &Path) -> Store {
+    Store::open(dir, Options::default()).await.unwrap()
+}
+
+/// The id that the tables of a store have.
+async fn id_of(store: &Store) -> Option<String> {
+    store.metadata().storage_id().await.unwrap()
+}
+
+fn id_in(marker: &str) -> Option<String> {
+    marker.lines().find_map(|line| line.strip_prefix("id ")).map(str::to_owned)
+}
+
+/// The id that the marker in a directory has.
+fn id_on(packs: &Path) -> Option<String> {
+    id_in(&std::fs::read_to_string(packs.join("pf-store")).unwrap())
+}
+
+/// A marker as earlier versions wrote it.
+fn put_marker_without_id(packs: &Path) {
+    std::fs::write(packs.join("pf-store"), "Packs and the journal of a pf store lie beside this.\n").unwrap();
+}
+
+#[tokio::test]
+async fn a_store_that_was_never_used_takes_no_push_while_its_disk_is_not_mounted() {
+    let dir = tempfile::tempdir().unwrap();
+    let packs = dir.path().join("packs");
+    let before = open(dir.path()).await;
+    before.begin_serving().await.unwrap();
+    assert!(id_of(&before).await.is_some());
+    let away = unmount(&packs);
+    // It starts all the same, and waits for the disk.
+    let after = open(dir.path()).await;
+    after.begin_serving().await.unwrap();
+    for store in [&before, &after] {
+        is_out_of_reach("ready", store.ready().await);
+        is_out_of_reach("a push", push(store, &snapshot(&[1], vec![]), "t").await);
+    }
+    assert!(leaks::files(&packs).is_empty(), "neither a pack nor a marker lies on the disk below");
+    mount(&away, &packs);
+    for store in [&before, &after] {
+        let s = snapshot(&[1], vec![]);
+        push(store, &s, "t").await.unwrap();
+        store.verify(&s.manifest.digest, &mut |_| ()).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_new_domain_takes_no_push_while_its_disk_is_not_mounted() {
+    let dir = tempfile::tempdir().unwrap();
+    let (data, root) = (dir.path().join("data"), dir.path().join("storage"));
+    std::fs::create_dir(&root).unwrap();
+    let process = async || {
+        let packs = DomainPacks::Files { root: root.clone(), inside: "" };
+        Domains::new(open(&data).await, Some(DomainHome { tables: DomainTables::Files(data.clone()), packs }))
+    };
+    let (early, late) = ("early".parse().unwrap(), "late".parse().unwrap());
+    let before = process().await;
+    before.create(&early).await.unwrap();
+    let away = unmount(&root);
+    let after = process().await;
+    for domains in [&before, &after] {
+        let store = domains.open(&early).await.unwrap();
+        is_out_of_reach("ready", store.ready().await);
+        is_out_of_reach("a push", push(&store, &snapshot(&[1], vec![]), "t").await);
+    }
+    is_out_of_reach("once more", after.create(&early).await);
+    assert!(leaks::files(&root).is_empty(), "neither a pack nor a marker lies on the disk below");
+    // One that is made now lies on the disk below, and only there.
+    after.create(&late).await.unwrap();
+    push(&after.open(&late).await.unwrap(), &snapshot(&[2], vec![]), "t").await.unwrap();
+    mount(&away, &root);
+    for domains in [&before, &after] {
+        push(&domains.open(&early).await.unwrap(), &snapshot(&[1], vec![]), "t").await.unwrap();
+        is_out_of_reach("a push", push(&domains.open(&late).await.unwrap(), &snapshot(&[3], vec![]), "t").await);
+    }
+}
+
+/// A process over a directory, and tables that it shares with others.
+fn replica(tables: &Arc<dyn Metadata>, packs: &Path) -> Store {
+    Store::new(storage::open_dir(packs).unwrap().0, Arc::clone(tables), Options::default()).with_packs_dir(packs)
+}
+
+#[tokio::test]
+async fn of_two_replicas_the_one_whose_disk_is_not_mounted_takes_no_push() {
+    let dir = tempfile::tempdir().unwrap();
+    let (there, below) = (dir.path().join("there"), dir.path().join("below"));
+    let s = snapshot(&[1], vec![]);
+    let tables: Arc<dyn Metadata> = SqliteMetadata::open_in_memory(Clock::system()).await.unwrap();
+    let (mounted, unmounted) = (replica(&tables, &there), replica(&tables, &below));
+    mounted.begin_serving().await.unwrap();
+    unmounted.begin_serving().await.unwrap();
+    is_out_of_reach("a push", push(&unmounted, &s, "t").await);
+    assert!(leaks::files(&below).is_empty());
+    push(&mounted, &s, "t").await.unwrap();
+    is_out_of_reach("a push", push(&unmounted, &snapshot(&[2], vec![]), "t").await);
+    assert!(leaks::files(&below).is_empty());
+}
+
+#[tokio::test]
+async fn of_two_replicas_over_two_disks_that_start_at_once_one_takes_pushes() {
+    for _ in 0..20 {
+        let dir = tempfile::tempdir().unwrap();
+        let disks = [dir.path().join("a"), dir.path().join("b")];
+        let tables: Arc<dyn Metadata> = SqliteMetadata::open_in_memory(Clock::system()).await.unwrap();
+        let replicas = [replica(&tables, &disks[0]), replica(&tables, &disks[1])];
+        let started = join_all(replicas.iter().map(Store::begin_serving)).await;
+        assert!(started.iter().any(Result::is_ok), "{started:?}");
+        let id = id_of(&replicas[0]).await;
+        assert!(id.is_some());
+        for (store, disk) in replicas.iter().zip(&disks) {
+            let pushed = push(store, &snapshot(&[1], vec![]), "t").await;
+            if disk.join("pf-store").exists() && id_on(disk) == id {
+                pushed.unwrap();
+                store.ready().await.unwrap();
+            } else {
+                is_out_of_reach("a push", pushed);
+                is_out_of_reach("ready", store.ready().await);
+            }
+        }
+    }
+}
+
+async fn replicas_that_start_at_once_have_one_id(backend: Backend) {
+    let rig = Rig::new(backend).await;
+    let replicas = join_all((0..4).map(|_| rig.another())).await;
+    for started in join_all(replicas.iter().map(Store::begin_serving)).await {
+        started.unwrap();
+    }
+    let marker = String::from_utf8(rig.bytes(&Key::from("pf-store")).await).unwrap();
+    let id = id_in(&marker);
+    assert!(id.is_some(), "{marker}");
+    for (number, store) in (1..).zip(&replicas) {
+        assert_eq!(id_of(store).await, id);
+        push(store, &snapshot(&[number], vec![]), "t").await.unwrap();
+    }
+}
+
+on_backends!([memory = Memory, sqlite_disk = SqliteDisk, postgres_disk = PostgresDisk]: replicas_that_start_at_once_have_one_id);
+
+async fn the_tables_keep_the_id_that_came_first_and_a_rebuild_takes_that_of_the_marker(backend: Backend) {
+    let rig = Rig::new(backend).await;
+    let tables = &rig.metadata;
+    assert_eq!(tables.storage_id().await.unwrap(), None);
+    assert_eq!(tables.enter_storage_id("one".into()).await.unwrap(), "one");
+    assert_eq!(tables.enter_storage_id("other".into()).await.unwrap(), "one");
+    assert_eq!(tables.storage_id().await.unwrap().as_deref(), Some("one"));
+    tables.forget_storage_id().await.unwrap();
+    assert_eq!(tables.storage_id().await.unwrap(), None);
+    assert!(tables.is_empty().await.unwrap());
+
+    // A local store is not started. Its first push gives it the id.
+    push(&rig.store, &snapshot(&[1, 2], vec![]), "t").await.unwrap();
+    let id = id_of(&rig.store).await;
+    assert_eq!(id_in(std::str::from_utf8(&rig.bytes(&Key::from("pf-store")).await).unwrap()), id);
+    let new = rig.beside_copy().await;
+    new.store.rebuild(&mut |_| ()).await.unwrap();
+    assert!(id.is_some() && id_of(&new.store).await == id);
+    push(&new.store, &snapshot(&[3], vec![]), "t").await.unwrap();
+}
+
+on_every_backend!(the_tables_keep_the_id_that_came_first_and_a_rebuild_takes_that_of_the_marker);
+
+#[tokio::test]
+async fn a_start_that_was_cut_between_marker_and_tables_is_finished_by_the_next() {
+    let dir = tempfile::tempdir().unwrap();
+    let packs = dir.path().join("packs");
+    let tables = Watched::new(SqliteMetadata::open_in_memory(Clock::system()).await.unwrap());
+    let shared: Arc<dyn Metadata> = tables.clone();
+    tables.fail("enter_storage_id", 1);
+    let cut = replica(&shared, &packs).begin_serving().await.unwrap_err();
+    assert!(cut.to_string().contains("injected"), "{cut}");
+    let id = id_on(&packs);
+    assert!(id.is_some() && shared.storage_id().await.unwrap().is_none());
+    let next = replica(&shared, &packs);
+    next.begin_serving().await.unwrap();
+    assert_eq!((id_on(&packs), id_of(&next).await), (id.clone(), id));
+    push(&next, &snapshot(&[1], vec![]), "t").await.unwrap();
+}
+
+#[tokio::test]
+async fn a_store_of_an_earlier_version_gets_its_id_where_its_marker_is() {
+    for used in [false, true] {
+        let dir = tempfile::tempdir().unwrap();
+        let packs = dir.path().join("packs");
+        let earlier = open(dir.path()).await;
+        if used {
+            push(&earlier, &snapshot(&[1], vec![]), "t").await.unwrap();
+            earlier.metadata().forget_storage_id().await.unwrap();
+        }
+        drop(earlier);
+        put_marker_without_id(&packs);
+        if used {
+            // It may be upgraded while its disk is not mounted.
+            let away = unmount(&packs);
+            let store = open(dir.path()).await;
+            store.begin_serving().await.unwrap();
+            is_out_of_reach("a push", push(&store, &snapshot(&[2], vec![]), "t").await);
+            assert!(leaks::files(&packs).is_empty() && id_of(&store).await.is_none());
+            mount(&away, &packs);
+        }
+        let store = open(dir.path()).await;
+        store.begin_serving().await.unwrap();
+        let id = id_of(&store).await;
+        assert!(id.is_some() && id_on(&packs) == id, "used: {used}");
+        // A kill before the marker had it, or a replica of the earlier version beside this one.
+        put_marker_without_id(&packs);
+        let next = open(dir.path()).await;
+        for store in [&store, &next] {
+            store.ready().await.unwrap();
+            push(store, &snapshot(&[3], vec![]), "t").await.unwrap();
+        }
+        assert_eq!((id_on(&packs), id_of(&next).await), (id.clone(), id), "used: {used}");
+    }
+}
+
+#[tokio::test]
+async fn the_storage_of_another_store_is_refused_with_both_ids_until_it_is_rebuilt() {
+    let dir = tempfile::tempdir().unwrap();
+    let (from, to) = (dir.path().join("from"), dir.path().join("to"));
+    let (there, s) = (open(&from).await, snapshot(&[1, 2], vec![]));
+    push(&there, &s, "t").await.unwrap();
+    let here = open(&to).await;
+    here.begin_serving().await.unwrap();
+    let (old, new) = (id_of(&here).await.unwrap(), id_of(&there).await.unwrap());
+    // Its packs are moved to the place of a store that was started and never used.
+    std::fs::remove_dir_all(to.join("packs")).unwrap();
+    std::fs::rename(from.join("packs"), to.join("packs")).unwrap();
+    let refused = here.ready().await.unwrap_err();
+    assert!(refused.to_string().contains(&old) && refused.to_string().contains(&new), "{refused}");
+    is_out_of_reach("ready", Err::<(), _>(refused));
+    let report = here.rebuild(&mut |_| ()).await.unwrap();
+    assert_eq!((report.snapshots, report.tags), (1, 1), "{report:?}");
+    assert_eq!(id_of(&here).await, Some(new));
+    push(&here, &snapshot(&[3], vec![]), "u").await.unwrap();
+    here.verify(&s.manifest.digest, &mut |_| ()).await.unwrap();
 }

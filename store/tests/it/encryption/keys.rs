@@ -306,6 +306,27 @@ async fn the_default_domain_is_encrypted_from_its_first_byte_on_or_never() {
 }
 
 #[tokio::test]
+async fn a_default_domain_that_was_started_in_the_clear_and_never_written_to_can_be_encrypted() {
+    let dir = tempfile::tempdir().unwrap();
+    let (data, s) = (dir.path().join("data"), snapshot(&[1, 2], vec![]));
+    let plain = open(&data, KeyOptions::default()).await.unwrap();
+    plain.default_store().begin_serving().await.unwrap();
+    assert!(packs(&data).keys().eq(["pf-store"]), "{:?}", packs(&data));
+    drop(plain);
+    // Without its tables, nothing says that no pack was written.
+    let lost = without_database(&data, &dir.path().join("lost"));
+    let domains = open(&lost, new_domains(options(&dir, "a.key", 'a'))).await.unwrap();
+    assert!(!domains.default_store().is_encrypted());
+    let domains = open(&data, new_domains(options(&dir, "a.key", 'a'))).await.unwrap();
+    assert!(domains.default_store().is_encrypted() && packs(&data).keys().eq(["pf-key", "pf-store"]), "{:?}", packs(&data));
+    domains.default_store().begin_serving().await.unwrap();
+    push(domains.default_store(), &s, "t").await.unwrap();
+    for file in packs(&data).keys().filter(|file| file.contains('/')) {
+        assert!(std::fs::read(data.join("packs").join(file)).unwrap().starts_with(b"pfs1"), "{file}");
+    }
+}
+
+#[tokio::test]
 async fn processes_with_other_settings_put_no_plaintext_into_an_encrypted_default_domain() {
     let dir = tempfile::tempdir().unwrap();
     let (data, s) = (dir.path().join("data"), snapshot(&[1, 2], vec![]));
