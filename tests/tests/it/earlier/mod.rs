@@ -102,13 +102,23 @@ fn lose_tables(directory: &Path) {
     }
 }
 
-/// The tables of a domain are right, and are made again from its packs.
+/// The id that the storage of a domain has in its marker.
+fn storage_id(directory: &Path) -> String {
+    let marker = std::fs::read_to_string(directory.join("packs/pf-store")).unwrap();
+    marker.lines().find_map(|line| line.strip_prefix("id ")).unwrap_or_else(|| panic!("no id: {marker}")).to_owned()
+}
+
+/// The tables of a domain are right, and are made again from its packs. Its storage has got an id,
+/// and keeps it.
 fn rebuild(domain: &str, folder: &Path) {
     let data = folder.join("data");
+    let directory = if domain == "default" { data } else { data.join("domains").join(domain) };
+    let id = storage_id(&directory);
     assert_eq!(report(&["fsck", "--domain", domain], folder)["discrepancies"], json!([]), "{domain}");
-    lose_tables(&if domain == "default" { data } else { data.join("domains").join(domain) });
+    lose_tables(&directory);
     let rebuilt = report(&["rebuild", "--domain", domain], folder);
     assert_eq!((&rebuilt["lost"], &rebuilt["refused"]), (&json!([]), &json!([])), "{domain}: {rebuilt}");
+    assert_eq!(storage_id(&directory), id, "{domain}");
 }
 
 #[test]
