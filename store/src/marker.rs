@@ -19,6 +19,7 @@ use futures::future::ready;
 use object_store::path::Path;
 use object_store::{ObjectMeta, ObjectStore as _, ObjectStoreExt as _, PutMode, PutOptions};
 use pfr_schema::journal::{Key, PREFIX};
+use std::time::Duration;
 use uuid::Uuid;
 
 /// Key of the marker.
@@ -30,6 +31,9 @@ const WORDS: &str =
 const ID: &str = "id ";
 /// Bytes of a marker in which an id is looked for.
 const LONGEST: u64 = 4096;
+
+/// How long the start of a registry waits for a storage that does not answer.
+const START_WAIT: Duration = Duration::from_secs(10);
 
 /// What lies in the place of the marker.
 #[derive(Debug)]
@@ -59,6 +63,10 @@ fn missing() -> Error {
         "there is no {KEY} on it, so this is not the storage of this store, or all of it is gone: is it mounted, is it the right bucket?"
     );
     Error::Unavailable { what: "storage", reason }
+}
+
+fn late() -> Error {
+    Error::Unavailable { what: "storage", reason: format!("it did not answer within {} s", START_WAIT.as_secs()) }
 }
 
 fn of_another(found: &str, known: &str) -> Error {
@@ -174,33 +182,33 @@ impl Store {
     }
 
     /// Gives a store its id at its first start: from then on a disk that is unmounted before the
-    /// first push is not taken for a new one. A store that has its id may be started while its
-    /// storage is away.
+    /// first push is not taken for a new one. A storage that is away does not prevent the start:
+    /// the first push does this again.
     ///
     /// # Errors
-    /// Those of [`Self::identify`], for a store that is new.
+    /// Those of the database.
     async fn introduce(&self) -> Result<()> {
         if self.metadata.storage_id().await?.is_some() {
             return Ok(());
         }
         let is_new = self.is_new().await?;
-        match self.identify(is_new).await {
-            Err(error) if !is_new => {
-                tracing::warn!(%error, "the storage has not got its id yet; the first push tries again");
-                Ok(())
-            }
-            done => done.map(drop),
-        }
+        let identified = tokio::time::timeout(START_WAIT, self.identify(is_new)).await;
+        let error = match identified.unwrap_or_else(|_| Err(late())) {
+            Err(error @ (Error::Full(_) | Error::NotPermitted { .. } | Error::Unavailable { what: "storage" | "packs", .. })) => error,
+            done => return done.map(drop),
+        };
+        tracing::warn!(%error, "the storage has not got its id yet; the first push tries again");
+        Ok(())
     }
 
     /// Called once before requests are served. Checks the database, writes the marker of a store
     /// that is new, and journals the changes of a process that ended before it had done so. A full
-    /// disk does not prevent the start of a store that is not new: none of these changes was
-    /// acknowledged, and a client that repeats one waits for the journal.
+    /// disk does not prevent the start: none of these changes was acknowledged, and a client that
+    /// repeats one waits for the journal.
     ///
     /// # Errors
-    /// [`Error::Unavailable`]: the database is to be rebuilt, or is another store's, or it or the
-    /// storage of a new store cannot be reached.
+    /// [`Error::Unavailable`]: the database is to be rebuilt, or is another store's, or cannot be
+    /// reached.
     pub async fn begin_serving(&self) -> Result<()> {
         self.names_are_known().await?;
         self.introduce().await?;
