@@ -6,6 +6,7 @@ use crate::common::watched::Watched;
 use crate::common::{leaks, pieces, push, repository, snapshot, tag};
 use futures::StreamExt as _;
 use futures::future::join_all;
+use object_store::memory::InMemory;
 use object_store::path::Path as Key;
 use pfr_schema::ErrorCode;
 use pfr_schema::api::ScrubReport;
@@ -13,9 +14,10 @@ use pfr_store::{
     Clock, DomainHome, DomainPacks, DomainTables, Domains, Error, GcOptions, Metadata, Options, PackState, Result, ScrubOptions,
     SqliteMetadata, Store, storage,
 };
+use pfr_testkit::storage::{Say, reset, watched};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 async fn scrub(store: &Store, full: bool) -> Result<ScrubReport> {
@@ -421,6 +423,43 @@ async fn a_start_that_was_cut_between_marker_and_tables_is_finished_by_the_next(
     next.begin_serving().await.unwrap();
     assert_eq!((id_on(&packs), id_of(&next).await), (id.clone(), id));
     push(&next, &snapshot(&[1], vec![]), "t").await.unwrap();
+}
+
+/// A new store starts although its storage fails, or does not answer. Its first push gives it the
+/// id.
+async fn a_new_store_starts_while(hangs: bool) {
+    let away = Arc::new(AtomicBool::new(true));
+    let say: Say = {
+        let away = Arc::clone(&away);
+        Arc::new(move |_| {
+            let away = away.load(Ordering::SeqCst);
+            Box::pin(async move {
+                if away && hangs {
+                    std::future::pending::<()>().await;
+                }
+                if away { Err(reset()) } else { Ok(()) }
+            })
+        })
+    };
+    let tables: Arc<dyn Metadata> = SqliteMetadata::open_in_memory(Clock::system()).await.unwrap();
+    let store = Store::new(watched(Arc::new(InMemory::new()), say), Arc::clone(&tables), Options::default());
+    store.begin_serving().await.unwrap();
+    assert_eq!(id_of(&store).await, None);
+    away.store(false, Ordering::SeqCst);
+    push(&store, &snapshot(&[1], vec![]), "t").await.unwrap();
+    assert!(id_of(&store).await.is_some());
+}
+
+#[tokio::test]
+async fn a_new_store_starts_while_its_storage_fails() {
+    a_new_store_starts_while(false).await;
+}
+
+mod long {
+    #[tokio::test]
+    async fn a_new_store_starts_while_its_storage_does_not_answer() {
+        super::a_new_store_starts_while(true).await;
+    }
 }
 
 #[tokio::test]
