@@ -143,10 +143,16 @@ fn of_tool(argument: Arg) -> Arg {
         // A server makes it; most tools refuse one that is not there.
         return if is_data { argument.help(DATA) } else { argument };
     }
-    let settings = Overrides::augment_args(clap::Command::new("serve"));
-    let of_server = settings.get_arguments().any(|setting| setting.get_id().as_str() == id);
+    let of_server = OF_SERVER.contains(id);
     argument.hide(of_server)
 }
+
+/// The settings of a server. [`of_tool`] asks for each argument of each command, and to collect
+/// them takes as long as the rest of the start of a program.
+static OF_SERVER: LazyLock<BTreeSet<String>> = LazyLock::new(|| {
+    let settings = Overrides::augment_args(clap::Command::new("serve"));
+    settings.get_arguments().map(|setting| setting.get_id().to_string()).collect()
+});
 
 /// The same for a command that is about the keys that wrap those of domains.
 fn of_key_tool(argument: Arg) -> Arg {
