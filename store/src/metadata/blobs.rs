@@ -8,6 +8,7 @@ use super::arguments::at_most;
 use super::leases::leased_by_a_session;
 use super::objects::lock;
 use super::sessions::live_push;
+use super::snapshots::lock_rows;
 use super::sql::{Sql, values};
 use super::tx::{Outcome, Tx};
 use super::{AuditEntry, Listing, ObjectId, PushId, Unlinked, audit_log, children, retention};
@@ -73,6 +74,7 @@ pub(super) async fn link_manifests<T: Tx>(tx: &mut T, repository: &RepositoryNam
     }
     link_all(tx, id, &all.into_iter().collect::<Vec<_>>()).await?;
     let manifests: Vec<i64> = rows.iter().map(|row| row.0).collect();
+    lock_rows(tx, &manifests).await?;
     tx.execute("UPDATE manifests SET linked = true WHERE id = ANY($1)", values![&manifests]).await?;
     Ok(())
 }

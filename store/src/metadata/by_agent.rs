@@ -2,6 +2,7 @@
 
 use super::arguments::at_most;
 use super::names::visible;
+use super::snapshots::lock_rows;
 use super::sql::values;
 use super::tx::{Outcome, Tx};
 use pfr_schema::{Digest, RepositoryName};
@@ -16,6 +17,8 @@ pub(super) async fn unread<T: Tx>(tx: &mut T, repository: &RepositoryName, after
 
 /// Writes agents that were not known; a snapshot that was deleted meanwhile is left out.
 pub(super) async fn note<T: Tx>(tx: &mut T, agents: &[(i64, String)]) -> Outcome<()> {
+    let ids: Vec<i64> = agents.iter().map(|(manifest, _)| *manifest).collect();
+    lock_rows(tx, &ids).await?;
     for (manifest, agent) in agents {
         tx.execute("UPDATE manifests SET agent = $2 WHERE id = $1 AND agent IS NULL", values![*manifest, agent]).await?;
     }

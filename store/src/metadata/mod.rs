@@ -12,6 +12,11 @@
 //! alone locks the table of objects first, and no other table that they change
 //! (`objects::lock_all`). Some of them write tags before snapshots and some after: such a lock of
 //! both would deadlock in either order. Every statement that deletes checks its condition again.
+//!
+//! What the store notes of a snapshot (its agent, its rows in the prefix index, the blobs that it
+//! brings into its repository) needs no lock of its object. So a transaction that changes several
+//! rows of manifests locks them in id order with one statement (`snapshots::lock_rows`), after
+//! objects and before tags.
 
 pub(crate) mod accept;
 mod access;

@@ -1,7 +1,7 @@
 //! Changes of tags, and changes that are made once.
 //!
 //! Locks are taken in this order: the session that such a change makes for itself, objects by id,
-//! the row of the manifest, tags by name, the push session, the quota, the table of changes, the
+//! rows of manifests by id, tags by name, the push session, the quota, the table of changes, the
 //! audit log. The transaction that holds the object of a manifest decides about everything that
 //! names it. An image keeps the rows of what it lists as well, which only their deletion waits for:
 //! that holds nothing which the push of an image waits for but these rows and their objects.

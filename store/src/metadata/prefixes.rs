@@ -4,6 +4,7 @@
 use super::arguments::at_most;
 use super::names::visible;
 use super::rows::{PASSES, WAYPOINT, levels, short, steps, waypoints};
+use super::snapshots::lock_rows;
 use super::sql::{Column, Sql, values};
 use super::tx::{Outcome, Tx};
 use super::{PrefixHit, PrefixHits, PrefixMark, PrefixPassing, PrefixPath, Prefixed};
@@ -54,10 +55,9 @@ pub(super) async fn unprefixed<T: Tx>(tx: &mut T, after: i64, limit: usize) -> O
 /// Two statements for all of them, and not two for each: after each statement with RETURNING,
 /// SQLite goes through all that its transaction has journaled, so the time would be quadratic.
 pub(super) async fn index<T: Tx>(tx: &mut T, found: &[(i64, Vec<PrefixMark>)]) -> Outcome<u64> {
-    let done = "UPDATE manifests SET prefixed = true WHERE id = ANY(ARRAY(
-                  SELECT id FROM manifests WHERE id = ANY($1) AND NOT prefixed ORDER BY id FOR NO KEY UPDATE))
-                RETURNING id, repository";
+    let done = "UPDATE manifests SET prefixed = true WHERE id = ANY($1) AND NOT prefixed RETURNING id, repository";
     let ids: Vec<i64> = found.iter().map(|(manifest, _)| *manifest).collect();
+    lock_rows(tx, &ids).await?;
     let repositories: HashMap<i64, i64> = tx.returning::<(i64, i64)>(done, values![ids]).await?.into_iter().collect();
     let here = found.iter().filter_map(|(manifest, marks)| Some((*repositories.get(manifest)?, *manifest, marks.as_slice())));
     let snapshots: Vec<(i64, i64, &[PrefixMark])> = here.collect();
@@ -93,8 +93,10 @@ pub(super) async fn prefixed<T: Tx>(tx: &mut T, after: i64, limit: usize) -> Out
 
 /// Replaces the rows of snapshots.
 pub(super) async fn correct<T: Tx>(tx: &mut T, found: &[(i64, Vec<PrefixMark>)]) -> Outcome<()> {
+    let ids: Vec<i64> = found.iter().map(|(manifest, _)| *manifest).collect();
+    // A snapshot whose row is locked keeps its repository.
+    lock_rows(tx, &ids).await?;
     for (manifest, marks) in found {
-        // It also locks the row of the snapshot, so that its repository stays.
         let done = "UPDATE manifests SET prefixed = true WHERE id = $1 RETURNING repository";
         if let Some(repository) = tx.returning(done, values![*manifest]).await?.pop() {
             tx.execute("DELETE FROM prefixes WHERE manifest = $1", values![*manifest]).await?;

@@ -5,7 +5,7 @@ use super::lists::snapshot_rows;
 use super::names::{note, visible};
 use super::objects::{lock, release};
 use super::quota::Growth;
-use super::sql::{int, values};
+use super::sql::{Sql, int, values};
 use super::tx::{Fail, Outcome, Tx};
 use super::{AuditEntry, Evictable, Expiring, Expiry, ObjectId, Pin, PinnedSnapshot, audit_log, images, quota, retention};
 use crate::error::Error;
@@ -102,6 +102,8 @@ async fn delete_if<T: Tx>(tx: &mut T, repository: &RepositoryName, digest: &Dige
     if [object].iter().chain(signatures.iter().map(|row| &row.object)).any(|object| !objects.contains(object)) {
         return Err(Fail::Again);
     }
+    let rows: Vec<i64> = signatures.iter().map(|row| row.manifest).chain([manifest]).collect();
+    lock_rows(tx, &rows).await?;
     // A transaction that pins it waits for this row.
     let wanted = "SELECT id FROM manifests WHERE id = $1 AND ($2::bigint IS NULL OR used_at = $2) AND ($3 = false OR pinned = 0)
                   AND ($4::bigint IS NULL OR pushed_at = $4) FOR UPDATE";
@@ -131,6 +133,15 @@ async fn delete_if<T: Tx>(tx: &mut T, repository: &RepositoryName, digest: &Dige
     quota::add(tx, Growth { snapshots: -int(records.len() as u64), ..Growth::default() }).await?;
     note(tx, &records).await?;
     Ok(true)
+}
+
+/// Locks rows of manifests in id order, as everywhere; ids that do not exist are left out. For a
+/// transaction that changes several of them: a statement that changes them locks them in the order
+/// in which it finds them.
+pub(super) async fn lock_rows<T: Tx>(tx: &mut T, ids: &[i64]) -> Outcome<()> {
+    const LOCK: Sql = Sql::only_postgres("SELECT id FROM manifests WHERE id = ANY($1) ORDER BY id FOR NO KEY UPDATE");
+    tx.query::<i64>(LOCK, values![ids]).await?;
+    Ok(())
 }
 
 /// Removes a snapshot's row and its tags. The caller counts it for the quota.

@@ -6,7 +6,7 @@ use crate::postgres::{connect, push_for};
 use futures::future::join_all;
 use object_store::memory::InMemory;
 use pfr_schema::{Digest, Kind};
-use pfr_store::{Error, GcOptions, Metadata, Options, QuotaLimits, Store};
+use pfr_store::{Error, GcOptions, Listing, Metadata, Options, PrefixMark, QuotaLimits, Store};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -177,6 +177,39 @@ async fn first_quotas_and_repairs_beside_them_do_not_deadlock_and_find_nothing_w
     });
     fleet.run(6, 25, true).await;
     assert!(counting.await.unwrap() > 2, "counts and pushes have met");
+    assert_eq!(fleet.deadlocks().await, 0);
+}
+
+/// They change other columns of the same rows, and each finds these rows in another order.
+#[tokio::test(flavor = "multi_thread")]
+async fn notes_about_the_same_snapshots_at_the_same_time_do_not_deadlock() {
+    const SNAPSHOTS: u64 = 32;
+    let fleet = Arc::new(Fleet::new(Duration::ZERO).await);
+    for number in 0..SNAPSHOTS {
+        fleet.try_push(number, &[number]).await.unwrap();
+    }
+    // Rows are found in the order in which they were written last.
+    let forget = "DO $$ DECLARE m record; BEGIN DELETE FROM prefixes; FOR m IN SELECT id FROM manifests ORDER BY id DESC LOOP
+                  UPDATE manifests SET prefixed = false, linked = false, agent = NULL WHERE id = m.id; END LOOP; END $$";
+    for round in 0..8 {
+        drop(pfr_testkit::postgres::sql(&fleet.url, forget));
+        let metadata = fleet.store(round).metadata();
+        let rows = metadata.unprefixed(0, SNAPSHOTS as usize).await.unwrap();
+        assert_eq!(rows.len() as u64, SNAPSHOTS);
+        let mark = PrefixMark { key: 1, tokens: 1, proof: 1 };
+        let marks: Vec<(i64, Vec<PrefixMark>)> = rows.iter().map(|(row, _)| (*row, vec![mark])).collect();
+        let listings = rows.iter().map(|(row, _)| Listing { manifest: *row, needs: None }).collect();
+        let agents = rows.iter().rev().map(|(row, _)| (*row, "agent".to_owned())).collect();
+        let corrected = marks.iter().rev().cloned().collect();
+        let (indexed, linked, noted, correct) = tokio::join!(
+            metadata.index_prefixes(marks),
+            metadata.link_manifests(repository(), listings),
+            metadata.note_agents(agents),
+            metadata.correct_prefixes(corrected),
+        );
+        assert!(indexed.is_ok() && linked.is_ok() && noted.is_ok() && correct.is_ok(), "{indexed:?} {linked:?} {noted:?} {correct:?}");
+        assert!(metadata.unprefixed(0, 1).await.unwrap().is_empty());
+    }
     assert_eq!(fleet.deadlocks().await, 0);
 }
 
