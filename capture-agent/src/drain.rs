@@ -14,16 +14,26 @@ use pfr_schema::engine::{Sequence, SequenceInfo, SequenceState, Verb};
 use pfr_schema::tree::GroupKind;
 use pfr_schema::{ErrorCode, Reference};
 use std::collections::HashSet;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// How often a busy engine is tried again.
 const LOOK: Duration = Duration::from_millis(100);
 /// How long a drain waits for its pushes if nothing else is said.
 const WAIT_SECONDS: u64 = 600;
-/// How long engines get at least to list their sequences: one may be in the middle of a long step.
+/// How long engines get at least to list their sequences, and again for the captures: one may be in
+/// the middle of a long step.
 const LEAST_LOOK_SECONDS: u64 = 5;
 /// And at most: a day.
 const LONGEST_WAIT_SECONDS: u64 = 24 * 60 * 60;
+
+/// The end of the time for captures.
+#[derive(Clone, Copy, Debug)]
+struct Limit {
+    deadline: Instant,
+    /// What the request allows.
+    seconds: u64,
+}
 
 impl Agent {
     /// Checks a request before anything is looked at.
@@ -54,7 +64,8 @@ impl Agent {
     }
 
     /// Captures every sequence of every engine and waits until the registry has them, as long as
-    /// the request says. The job lists what cannot be captured or pushed, and the rest goes on.
+    /// the request says. The job lists what cannot be captured or pushed in time, and the rest goes
+    /// on.
     pub(crate) async fn drain_host(&self, request: &DrainRequest, handle: &Handle) -> Result<()> {
         let begun = Instant::now();
         handle.update(|job| job.note = Some("asking the engines for their sequences".to_owned()));
@@ -66,18 +77,13 @@ impl Agent {
             job.drain = Some(drain);
         });
         handle.save().await;
-        let (mut captured, mut bytes) = (Vec::new(), 0);
-        for item in &plan {
-            handle.update(|job| job.note = Some(format!("capturing {} of {}", item.sequence, item.engine)));
-            handle.done(bytes);
-            match self.capture(item).await {
-                Ok(report) => captured.push(report),
-                Err(error) => missed(handle, &item.engine, &item.sequence, &error),
-            }
-            bytes += item.bytes;
-            handle.done(bytes);
-            handle.save().await;
-        }
+        let seconds = request.wait_seconds.unwrap_or(LONGEST_WAIT_SECONDS).clamp(LEAST_LOOK_SECONDS, LONGEST_WAIT_SECONDS);
+        let deadline = (begun + Duration::from_secs(seconds)).max(Instant::now() + Duration::from_secs(LEAST_LOOK_SECONDS));
+        let (limit, bytes) = (Limit { deadline, seconds }, AtomicU64::new(0));
+        handle.done(0);
+        // Engines at the same time: one that hangs takes no time from the others.
+        let of_engines = plan.chunk_by(|a, b| a.engine == b.engine).map(|items| self.capture_each(items, limit, &bytes, handle));
+        let captured: Vec<SnapshotReport> = join_all(of_engines).await.into_iter().flatten().collect();
         // All are safe on this host before the first wait for the network.
         let (since, seconds) = request.wait_seconds.map_or_else(|| (Instant::now(), WAIT_SECONDS), |seconds| (begun, seconds));
         let deadline = since + Duration::from_secs(seconds.min(LONGEST_WAIT_SECONDS));
@@ -197,13 +203,33 @@ impl Agent {
         Ok(sequences?.into_iter().map(running).collect())
     }
 
-    async fn capture(&self, item: &DrainItem) -> Result<SnapshotReport> {
-        let deadline = Instant::now() + self.config().engine_timeout;
+    /// Captures sequences of one engine, one after another. The job lists those that are not
+    /// captured. `bytes` counts those that are over, of all engines.
+    async fn capture_each(&self, items: &[DrainItem], limit: Limit, bytes: &AtomicU64, handle: &Handle) -> Vec<SnapshotReport> {
+        let mut captured = Vec::new();
+        for item in items {
+            handle.update(|job| job.note = Some(format!("capturing {} of {}", item.sequence, item.engine)));
+            match self.capture(item, limit).await {
+                Ok(report) => captured.push(report),
+                Err(error) => missed(handle, &item.engine, &item.sequence, &error),
+            }
+            handle.done(bytes.fetch_add(item.bytes, Ordering::Relaxed) + item.bytes);
+            handle.save().await;
+        }
+        captured
+    }
+
+    async fn capture(&self, item: &DrainItem, limit: Limit) -> Result<SnapshotReport> {
+        let busy_until = Instant::now() + self.config().engine_timeout;
         loop {
+            let late = || Error::Timeout { what: format!("{} of {} was not captured", item.sequence, item.engine), seconds: limit.seconds };
+            if Instant::now() >= limit.deadline {
+                return Err(late());
+            }
             let (sequence, reference) = (Some(item.sequence.clone()), item.reference.clone());
             let request = SnapshotRequest { sequence, reference, push: Push::Background, ..SnapshotRequest::default() };
-            match self.snapshot(&item.engine, request).await {
-                Err(Error::Busy { .. }) if Instant::now() < deadline => tokio::time::sleep(LOOK).await,
+            match self.snapshot_before(limit.deadline, &item.engine, request).await.unwrap_or_else(|| Err(late())) {
+                Err(Error::Busy { .. }) if Instant::now() < busy_until => tokio::time::sleep(LOOK).await,
                 Ok(report) => {
                     self.rate().note(report.bytes_moved, report.total_seconds);
                     return Ok(report);

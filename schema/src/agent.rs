@@ -433,10 +433,11 @@ pub struct DrainRequest {
     /// Only report the plan.
     #[serde(default, alias = "plan")]
     pub plan_only: bool,
-    /// How many seconds the drain may wait in all, for engines that do not list their sequences (5
-    /// at least) and for pushes; a day at most. Captures are not cut. If left out, 600 for the
-    /// pushes, once everything is captured. A snapshot whose push takes longer is listed in
-    /// `failed` with code `timeout`. It is in the agent's store, and its push goes on.
+    /// How many seconds the drain may take in all: for engines that do not list their sequences and
+    /// for captures (5 at least for each of the two), and for pushes; a day at most. If left out,
+    /// 600 for the pushes, once everything is captured. A sequence that is not captured by then,
+    /// and a snapshot whose push takes longer, are listed in `failed` with code `timeout`. Nothing
+    /// is stored of the first. The second is in the agent's store, and its push goes on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wait_seconds: Option<u64>,
     /// Tokens that an engine computes in a second: only with them the plan says how long computing

@@ -65,6 +65,8 @@ pub(crate) struct Handle {
     jobs: Jobs,
     id: String,
     live: Live,
+    /// Held while the job is written: parts of a job that run at the same time write one file.
+    saving: Arc<tokio::sync::Mutex<()>>,
 }
 
 /// Failures in a row.
@@ -73,7 +75,7 @@ pub(crate) struct Tries(u32);
 
 impl Handle {
     pub(super) fn new(jobs: Jobs, id: &str, live: &Live) -> Self {
-        Self { jobs, id: id.to_owned(), live: live.clone() }
+        Self { jobs, id: id.to_owned(), live: live.clone(), saving: Arc::default() }
     }
 
     pub fn id(&self) -> &str {
@@ -105,6 +107,7 @@ impl Handle {
 
     /// Writes the job as it is: so much is known after a kill.
     pub async fn save(&self) {
+        let _alone = self.saving.lock().await;
         let Ok(job) = self.jobs.get(&self.id) else { return };
         if let Err(error) = self.jobs.0.files.write(&job).await {
             tracing::error!(job = self.id, %error, "cannot write the file of a job");

@@ -31,8 +31,10 @@ use pfr_schema::tree::Document;
 use pfr_schema::{Digest, Reference, Tag};
 use pfr_store::{Pin, PushSession, document_frame};
 use std::convert::Infallible;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Instant;
+use target::CommitBegun;
 pub(crate) use target::Target;
 use tokio::task::JoinSet;
 use tracing::Instrument as _;
@@ -51,13 +53,43 @@ impl Agent {
         self.snapshot_for(None, engine, request).await
     }
 
+    /// The same, given up at a deadline unless its commit has begun, which is waited for. None if
+    /// it was given up: the engine runs again, and nothing is committed.
+    pub(crate) async fn snapshot_before(
+        &self,
+        deadline: Instant,
+        engine: &str,
+        request: SnapshotRequest,
+    ) -> Option<Result<SnapshotReport>> {
+        let commit_begun = CommitBegun::default();
+        let mut taking = pin!(self.snapshot_with(None, engine, request, &commit_begun));
+        tokio::select! {
+            biased;
+            taken = &mut taking => Some(taken),
+            () = tokio::time::sleep_until(deadline.into()) => match commit_begun.get() {
+                true => Some(taking.await),
+                false => None,
+            },
+        }
+    }
+
     /// The same for the save with this ticket, if there is one.
     pub(crate) async fn snapshot_for(&self, save: Option<&str>, engine: &str, request: SnapshotRequest) -> Result<SnapshotReport> {
+        self.snapshot_with(save, engine, request, &CommitBegun::default()).await
+    }
+
+    async fn snapshot_with(
+        &self,
+        save: Option<&str>,
+        engine: &str,
+        request: SnapshotRequest,
+        commit_begun: &CommitBegun,
+    ) -> Result<SnapshotReport> {
         let span = tracing::info_span!("capture", "pf.engine" = engine, "error.type" = Empty, "otel.status_code" = Empty);
         let taking = async {
             match self.llamas().get(engine) {
-                Some(llama) => self.take_slot(&llama, request).await,
-                None => self.take_snapshot(save, engine, &request).await,
+                Some(llama) => self.take_slot(&llama, request, commit_begun).await,
+                None => self.take_snapshot(save, engine, &request, commit_begun).await,
             }
         };
         let result = taking.instrument(span.clone()).await;
@@ -118,8 +150,9 @@ impl Agent {
     }
 
     /// Captures a slot of a `llama-server`, which computes nothing while it writes the slot's file.
-    async fn take_slot(&self, llama: &Arc<Llama>, mut request: SnapshotRequest) -> Result<SnapshotReport> {
-        let (started, target) = (Instant::now(), self.target(&request)?);
+    async fn take_slot(&self, llama: &Arc<Llama>, mut request: SnapshotRequest, commit_begun: &CommitBegun) -> Result<SnapshotReport> {
+        let (started, mut target) = (Instant::now(), self.target(&request)?);
+        target.commit_begun.clone_from(commit_begun);
         room(&self.config().store_dir(), 0)?;
         let Saved { engine, sequence, pin, digest, wrote } = llama.capture(request.sequence.as_deref()).await?;
         request.labels.insert(STATE_FILE.into(), digest.to_string());
@@ -129,8 +162,15 @@ impl Agent {
         Ok(report)
     }
 
-    async fn take_snapshot(&self, save: Option<&str>, engine: &str, request: &SnapshotRequest) -> Result<SnapshotReport> {
+    async fn take_snapshot(
+        &self,
+        save: Option<&str>,
+        engine: &str,
+        request: &SnapshotRequest,
+        commit_begun: &CommitBegun,
+    ) -> Result<SnapshotReport> {
         let mut target = self.target(request)?;
+        target.commit_begun.clone_from(commit_begun);
         target.is_cached = save.is_some_and(|ticket| self.saves().is_automatic(ticket));
         let engine = &self.engines().get(engine)?;
         self.in_session(engine, &target, request, async |session: &PushSession| {
@@ -276,6 +316,7 @@ impl Agent {
             }
             Ok(Some(push))
         };
+        target.commit_begun.set();
         // Runs in a task of its own, so that a cancelled request cannot stop it halfway.
         tokio::spawn(commit).await.map_err(|panic| Error::Internal(format!("committing: {panic}")))?
     }

@@ -3,6 +3,23 @@
 use crate::error::{Error, Result};
 use pfr_schema::agent::Push;
 use pfr_schema::{Reference, RepositoryName, Tag};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Whether the commit of a snapshot has begun: from then on it cannot be given up. All clones are
+/// one.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct CommitBegun(Arc<AtomicBool>);
+
+impl CommitBegun {
+    pub fn set(&self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+
+    pub fn get(&self) -> bool {
+        self.0.load(Ordering::SeqCst)
+    }
+}
 
 /// Where a snapshot goes.
 #[derive(Clone, Debug)]
@@ -13,6 +30,7 @@ pub(crate) struct Target {
     registry: Option<String>,
     /// Whether it may be evicted although no registry has it: no request asked for it.
     pub is_cached: bool,
+    pub commit_begun: CommitBegun,
 }
 
 impl Target {
@@ -30,7 +48,7 @@ impl Target {
                 return Err(Error::Invalid(hint.into()));
             }
         };
-        Ok(Self { repository: reference.repository, tag, registry, is_cached: false })
+        Ok(Self { repository: reference.repository, tag, registry, is_cached: false, commit_begun: CommitBegun::default() })
     }
 
     /// The tag, or one made of the sequence's name.

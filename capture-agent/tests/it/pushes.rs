@@ -348,6 +348,29 @@ async fn engines_that_hang_take_no_longer_than_a_drain_may_wait_and_the_others_a
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_capture_that_hangs_is_given_up_in_time_and_takes_no_time_from_other_engines() {
+    let host = host_of(&format!("http://{}", free_address())).await;
+    let (hung, well) = (Synthetic::start(&host.agent, Spec::flat("a")), Synthetic::start(&host.agent, Spec::flat("b")));
+    hung.add("s", &[1, 2, 3, 4, 5, 6]);
+    hung.add("t", &[7, 8, 9]);
+    well.add("u", &[10, 11, 12]);
+    // It lists its sequences, and hangs once it is paused for a capture.
+    hung.set(Fault::Silent("pin"));
+    let drained = drain(&host, 1).await;
+    assert_eq!(codes(&drained), [("a", "s", ErrorCode::Timeout), ("a", "t", ErrorCode::Timeout), ("b", "u", ErrorCode::Timeout)]);
+    let details: Vec<&str> = drained.failed.iter().map(|failure| failure.problem.detail.as_str()).collect();
+    assert_eq!(details[..2], ["s of a was not captured within 5 s", "t of a was not captured within 5 s"]);
+    assert!(details[2].contains("is in this host's store"), "{details:?}");
+    assert_eq!(host.agent.pushes().list().len(), 1, "nothing of the others is on its way");
+    crate::common::until("the engine goes on", || !hung.is_paused() && hung.pins() == 0).await;
+
+    hung.heal();
+    let again = drain(&host, 0).await;
+    assert!(again.failed.iter().all(|failure| failure.problem.detail.contains("is in this host's store")), "{again:?}");
+    assert_eq!((again.failed.len(), host.agent.pushes().list().len()), (3, 3));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_drain_tells_of_pushes_that_were_refused() {
     // A server that knows no such page.
     let listener = tokio::net::TcpListener::bind(("127.0.0.1", 0)).await.unwrap();

@@ -37,7 +37,7 @@ fn the_help_says_what_cannot_be_guessed() {
         ("--help", "Commands that list, change or check a store use the registry; --local selects the local store."),
         ("--help", "`pf snapshot` makes the tag from the name of the sequence"),
         ("snapshot --help", "Without a tag, the tag is the sequence's name; without a REF, the repository is engines/ENGINE"),
-        ("drain --help", "later pushes go on in the background. Captures are not cut [default: 600 for the pushes]"),
+        ("drain --help", "what is not captured by then is listed, and later pushes go on in the background [default: 600 for the pushes]"),
         ("ls --help", "Number of retries of a failed request [default: 5]. If it is given, --retry-for has no effect"),
         ("tasks pause --help", "A task that `pf tasks` lists"),
         ("tasks resume --help", "A task that `pf tasks` lists"),

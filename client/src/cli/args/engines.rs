@@ -182,8 +182,8 @@ pub struct DrainArgs {
     /// Only show the plan
     #[arg(long)]
     pub plan: bool,
-    /// Seconds to wait in all for engines that do not answer, and for pushes; later pushes go on in
-    /// the background. Captures are not cut [default: 600 for the pushes]
+    /// Seconds in all for captures and pushes; what is not captured by then is listed, and later
+    /// pushes go on in the background [default: 600 for the pushes]
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(0..=86_400))]
     pub wait: Option<u64>,
     /// Tokens that an engine computes in a second, for the plan

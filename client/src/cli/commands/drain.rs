@@ -35,7 +35,11 @@ pub async fn run(context: &mut Context, args: DrainArgs) -> Result<(), Failure> 
             let said: Vec<String> = sequences.into_iter().chain(engines).collect();
             let failure = Failure::new(first.problem.code, said.join(", and "));
             Err(match drain.failed.iter().any(|failure| failure.problem.code == ErrorCode::Timeout) {
-                true => failure.hint(Suggestion::new("pushes").agent().then(" shows the pushes, which go on in the background")),
+                true => failure.hint(
+                    Suggestion::new("pushes")
+                        .agent()
+                        .then(" shows the pushes, which go on in the background; the same command again captures what is not captured yet"),
+                ),
                 false => failure.hint("run the same command again: it sends what is missing"),
             })
         }
