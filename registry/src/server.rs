@@ -11,8 +11,9 @@ use crate::config::Config;
 use crate::error::Error;
 use crate::http::address::Peer;
 use crate::http::base;
-use crate::http::connections::{ConnectionSlots, OpenConnection};
+use crate::http::connections::{Connections, NoPlace, Place, Places};
 use crate::http::handshake::Handshakes;
+use crate::http::request::is_exempt;
 use crate::http::stream::{Lines, Timed, Transport};
 use crate::http::tls::Tls;
 use crate::jwt::Issuers;
@@ -23,16 +24,19 @@ use crate::reload::{Reload, Reloader};
 use crate::routes;
 use crate::storage::Opened;
 use axum::Router;
+use axum::http::HeaderValue;
+use axum::http::header::CONNECTION;
 use hyper::server::conn::http1;
 use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use pfr_store::Store;
+use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 
 /// Most bytes of a body read at once.
@@ -158,7 +162,7 @@ impl Server {
         let handshake_limit = Duration::from_secs(self.config.tls_handshake_seconds);
         let serving = Arc::new(Serving {
             service: routes::service(self.app, self.pull_through),
-            slots: ConnectionSlots::new(self.config.max_connections, queue),
+            places: Arc::new(Places::new(self.config.max_connections, queue)),
             handshakes: self.tls.map(|tls| Handshakes::new(tls, handshake_limit, queue, self.config.pace())),
             config: self.config.clone(),
         });
@@ -246,7 +250,7 @@ async fn accept(listener: &TcpListener, waiting: &Arc<Semaphore>) -> std::io::Re
 /// What all connections share.
 struct Serving {
     service: Router,
-    slots: ConnectionSlots,
+    places: Arc<Places>,
     /// None: plain HTTP.
     handshakes: Option<Handshakes>,
     config: Config,
@@ -265,33 +269,30 @@ impl Serving {
             // Nothing has been asked yet.
             _ = stopping.wait_for(|stop| *stop) => None,
         };
-        if let Some((transport, open, permit)) = admitted {
-            self.requests(transport, peer, open, stopping).await;
-            drop(permit);
+        if let Some((transport, place)) = admitted {
+            self.requests(transport, peer, place, stopping).await;
         }
     }
 
     /// Finds a place for a connection, after its handshake if there is TLS.
-    async fn admit(&self, stream: TcpStream, entering: OwnedSemaphorePermit) -> Option<(Transport, OpenConnection, OwnedSemaphorePermit)> {
+    async fn admit(&self, stream: TcpStream, entering: OwnedSemaphorePermit) -> Option<(Transport, Place)> {
         if let Some(handshakes) = &self.handshakes {
-            return handshakes.take(stream, entering, &self.slots).await;
+            return handshakes.take(stream, entering, &self.places).await;
         }
-        let Some(permit) = self.slots.enter().await else {
-            tracing::warn!("connection refused: too many connections, and none of them is idle");
-            return None;
-        };
+        let place = self.places.enter(Connections::open).await?;
         drop(entering);
-        let open = self.slots.connections.open();
-        let stream = Timed::new(stream, self.config.pace(), Arc::clone(&open.connection));
-        Some((Transport::Plain(stream), open, permit))
+        let stream = Timed::new(stream, self.config.pace(), Arc::clone(place.connection()));
+        Some((Transport::Plain(stream), place))
     }
 
-    async fn requests(&self, transport: Transport, peer: Option<Peer>, open: OpenConnection, mut stopping: watch::Receiver<bool>) {
+    async fn requests(&self, transport: Transport, peer: Option<Peer>, place: Place, mut stopping: watch::Receiver<bool>) {
         let _open = OpenGauge::new();
-        let state = Arc::clone(&open.connection);
+        let state = Arc::clone(place.connection());
         let stream = Lines::new(transport, Arc::clone(&state));
         let service = TowerToHyperService::new(self.service.clone());
         let requests = Arc::clone(&state);
+        // One request after another takes it.
+        let (places, place) = (Arc::clone(&self.places), Arc::new(Mutex::new(place)));
         let service = service_fn(move |mut request: hyper::Request<hyper::body::Incoming>| {
             requests.request();
             base::take_off(&mut request);
@@ -299,7 +300,18 @@ impl Serving {
             if let Some(peer) = peer {
                 request.extensions_mut().insert(peer);
             }
-            service.call(request)
+            let (service, places, place) = (service.clone(), Arc::clone(&places), Arc::clone(&place));
+            async move {
+                let mut place = place.lock().await;
+                if !is_exempt(request.uri().path()) && !places.admit(&mut place).await {
+                    request.extensions_mut().insert(NoPlace);
+                }
+                let mut answer = service.call(request).await?;
+                if place.is_reserve() {
+                    answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+                }
+                Ok::<_, Infallible>(answer)
+            }
         });
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())

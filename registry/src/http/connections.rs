@@ -1,5 +1,5 @@
 //! The state of each connection, so that the least needed one can be closed when another one
-//! arrives.
+//! arrives; and the places of connections.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -9,6 +9,10 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
 /// How often a waiting connection looks for another one to close.
 const RETRY: Duration = Duration::from_millis(50);
+/// Connections in the reserve. Each has up to 128 KiB of what its client sent, like any other.
+const RESERVE: usize = 64;
+/// Connections that wait for a place with a request.
+const WAITING: usize = 64;
 
 /// What a connection does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -141,10 +145,10 @@ pub(crate) struct OpenConnection {
 }
 
 impl OpenConnection {
-    /// The same among other connections, where it is the newest.
-    pub(crate) fn move_to(self, others: &Arc<Connections>) -> Self {
+    /// Moves it to other connections, where it is the newest.
+    pub(crate) fn move_to(&mut self, others: &Arc<Connections>) {
         self.connection.since.store(millis(self.connection.begun), Ordering::Relaxed);
-        others.add(Arc::clone(&self.connection))
+        *self = others.add(Arc::clone(&self.connection));
     }
 }
 
@@ -171,11 +175,10 @@ impl ConnectionSlots {
     /// Admits a new connection. If there are too many, the connection that is needed least is
     /// closed.
     pub(crate) async fn enter(&self) -> Option<OwnedSemaphorePermit> {
-        let permits = || Arc::clone(&self.permits);
-        if let Ok(permit) = permits().try_acquire_owned() {
+        if let Some(permit) = self.enter_at_once() {
             return Some(permit);
         }
-        let entering = permits().acquire_owned();
+        let entering = Arc::clone(&self.permits).acquire_owned();
         let closing = async {
             loop {
                 self.connections.make_room();
@@ -189,7 +192,81 @@ impl ConnectionSlots {
             () = tokio::time::sleep(self.limit) => None,
         }
     }
+
+    fn enter_at_once(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.permits).try_acquire_owned().ok()
+    }
 }
+
+/// The places of connections that may send requests.
+///
+/// While all are taken, a new connection gets one in a small reserve until its request is known.
+/// Probes are answered there, so that a registry that works for as many connections as it may is
+/// not taken for one that hangs. Any other request leaves the reserve to the next connection, and
+/// waits for a place.
+pub(crate) struct Places {
+    slots: ConnectionSlots,
+    reserve: ConnectionSlots,
+    waiting: Arc<Semaphore>,
+}
+
+impl Places {
+    /// `most` places, for each of which a connection waits at most for `limit`.
+    pub(crate) fn new(most: usize, limit: Duration) -> Self {
+        let slots = |most| ConnectionSlots::new(most, limit);
+        Self { slots: slots(most), reserve: slots(RESERVE), waiting: Arc::new(Semaphore::new(WAITING)) }
+    }
+
+    /// Finds a place for a new connection, which `open` adds to the connections that it is given.
+    /// None if there is none in the reserve either.
+    pub(crate) async fn enter(&self, open: impl FnOnce(&Arc<Connections>) -> OpenConnection) -> Option<Place> {
+        if let Some(permit) = self.slots.enter_at_once() {
+            return Some(Place { open: open(&self.slots.connections), permit, is_reserve: false });
+        }
+        let Some(permit) = self.reserve.enter().await else {
+            tracing::warn!("connection refused: too many connections, and none of them is idle");
+            return None;
+        };
+        Some(Place { open: open(&self.reserve.connections), permit, is_reserve: true })
+    }
+
+    /// Finds a place for the request of a connection. Returns false if there is none: the
+    /// connection must end when the request is refused.
+    pub(crate) async fn admit(&self, place: &mut Place) -> bool {
+        if !place.is_reserve {
+            return true;
+        }
+        let Ok(waiting) = Arc::clone(&self.waiting).try_acquire_owned() else { return false };
+        place.permit = waiting;
+        let Some(permit) = self.slots.enter().await else { return false };
+        place.permit = permit;
+        place.is_reserve = false;
+        place.open.move_to(&self.slots.connections);
+        true
+    }
+}
+
+/// The place of a connection, free when this is dropped.
+pub(crate) struct Place {
+    open: OpenConnection,
+    permit: OwnedSemaphorePermit,
+    is_reserve: bool,
+}
+
+impl Place {
+    pub(crate) fn connection(&self) -> &Arc<Connection> {
+        &self.open.connection
+    }
+
+    /// Whether it is one in the reserve, or was left for a place that did not become free.
+    pub(crate) fn is_reserve(&self) -> bool {
+        self.is_reserve
+    }
+}
+
+/// Marks a request for which there was no place.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NoPlace;
 
 #[cfg(test)]
 mod tests {
@@ -223,10 +300,41 @@ mod tests {
     #[tokio::test]
     async fn a_connection_that_moved_makes_room_only_where_it_is_now() {
         let (from, to) = (Arc::new(Connections::default()), Arc::new(Connections::default()));
-        let moved = from.open().move_to(&to);
+        let mut moved = from.open();
+        moved.move_to(&to);
         from.make_room();
         assert!(moved.connection.closed().now_or_never().is_none());
         to.make_room();
         assert!(moved.connection.closed().now_or_never().is_some());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_leaves_the_reserve_and_waits_for_a_place() {
+        let limit = Duration::from_secs(30);
+        let places = Places::new(1, limit);
+        let first = places.enter(Connections::open).await.unwrap();
+        first.connection().set(Activity::Working);
+        let mut late = places.enter(Connections::open).await.unwrap();
+        assert!(!first.is_reserve() && late.is_reserve());
+        let begun = tokio::time::Instant::now();
+        assert!(!places.admit(&mut late).await && begun.elapsed() >= limit);
+        // Many more than there are places in the reserve or to wait.
+        let (mut waiting, mut refused) = (vec![late], 0);
+        for _ in 0..RESERVE + WAITING {
+            let mut place = places.enter(Connections::open).await.unwrap();
+            let admitted = places.admit(&mut place).now_or_never();
+            match admitted {
+                None => waiting.push(place),
+                Some(admitted) => refused += usize::from(!admitted),
+            }
+        }
+        assert_eq!((waiting.len(), refused), (WAITING, RESERVE + 1));
+        let mut next = places.enter(Connections::open).await.unwrap();
+        drop(waiting);
+        let leave = async {
+            tokio::time::sleep(limit / 2).await;
+            drop(first);
+        };
+        assert!(tokio::join!(places.admit(&mut next), leave).0 && !next.is_reserve());
     }
 }

@@ -5,7 +5,7 @@
 //! or a byte now and then, keep neither connections nor handshakes from others. An honest handshake
 //! takes two round trips.
 
-use crate::http::connections::{ConnectionSlots, OpenConnection};
+use crate::http::connections::{ConnectionSlots, Connections, Place, Places};
 use crate::http::stream::{Timed, Transport};
 use crate::http::timeout::Pace;
 use crate::http::tls::Tls;
@@ -48,17 +48,12 @@ impl Handshakes {
         Self { tls, slots: ConnectionSlots::new(HANDSHAKES, queue), limit, pace }
     }
 
-    /// Takes a connection through its handshake and into one of `slots`. `entering` ends when the
-    /// handshake has a place. None if the connection ended before.
-    pub(crate) async fn take(
-        &self,
-        stream: TcpStream,
-        entering: OwnedSemaphorePermit,
-        slots: &ConnectionSlots,
-    ) -> Option<(Transport, OpenConnection, OwnedSemaphorePermit)> {
-        let place = self.slots.enter().await?;
+    /// Takes a connection through its handshake and into one of `places`. `entering` ends when the
+    /// handshake has a place of its own. None if the connection ended before.
+    pub(crate) async fn take(&self, stream: TcpStream, entering: OwnedSemaphorePermit, places: &Places) -> Option<(Transport, Place)> {
+        let handshake = self.slots.enter().await?;
         drop(entering);
-        let open = self.slots.connections.open();
+        let mut open = self.slots.connections.open();
         let stream = Timed::new(stream, self.pace, Arc::clone(&open.connection));
         let shaken = tokio::select! {
             shaken = tokio::time::timeout(self.limit, self.shake(stream)) => shaken,
@@ -73,17 +68,17 @@ impl Handshakes {
             }
             Err(_) => return failed("timeout"),
         };
-        let permit = tokio::select! {
-            permit = slots.enter() => permit,
-            () = open.connection.closed() => return failed("pushed_out"),
+        let connection = Arc::clone(&open.connection);
+        let moved = move |connections: &Arc<Connections>| {
+            open.move_to(connections);
+            open
         };
-        let Some(permit) = permit else {
-            tracing::warn!("connection refused: too many connections, and none of them is idle");
-            return None;
+        let place = tokio::select! {
+            place = places.enter(moved) => place?,
+            () = connection.closed() => return failed("pushed_out"),
         };
-        let open = open.move_to(&slots.connections);
-        drop(place);
-        Some((transport, open, permit))
+        drop(handshake);
+        Some((transport, place))
     }
 
     async fn shake(&self, mut stream: Timed) -> std::result::Result<Transport, Failure> {

@@ -3,7 +3,7 @@
 use crate::app::App;
 use crate::audit::{Ending, Trail};
 use crate::auth::{KnownCaller, challenges};
-use crate::http::connections::Connection;
+use crate::http::connections::{Connection, NoPlace};
 use crate::http::host::Hosts;
 use crate::http::observe::{Observation, Observed};
 use crate::http::permit::{RequestPermit, wait_for};
@@ -42,10 +42,15 @@ const STREAMS: [&str; 5] = [
     "/v2/{repo}/blobs/{digest}",
 ];
 
+/// Whether a route, which is its path, must answer however busy the registry is.
+pub(crate) fn is_exempt(route: &str) -> bool {
+    EXEMPT.contains(&route)
+}
+
 pub(crate) async fn middleware(State(app): State<App>, request: Request, next: Next) -> Response {
     let id = request_id(request.headers());
     let route = request.extensions().get::<MatchedPath>().map_or("unmatched", MatchedPath::as_str).to_owned();
-    let span = if EXEMPT.contains(&route.as_str()) {
+    let span = if is_exempt(&route) {
         Span::none()
     } else {
         let path = base::path_of(request.uri(), request.extensions());
@@ -55,7 +60,7 @@ pub(crate) async fn middleware(State(app): State<App>, request: Request, next: N
 }
 
 async fn answer(app: App, request: Request, next: Next, id: String, route: String) -> Response {
-    let exempt = EXEMPT.contains(&route.as_str());
+    let exempt = is_exempt(&route);
     let connection = request.extensions().get::<Arc<Connection>>().cloned();
     let named = match PROBES.contains(&route.as_str()) {
         true => host::check(&request, &Hosts::Any),
@@ -65,6 +70,7 @@ async fn answer(app: App, request: Request, next: Next, id: String, route: Strin
     let admitted = match is_proper {
         Err(failure) => Err(failure),
         Ok(()) if exempt => Ok(None),
+        Ok(()) if request.extensions().get::<NoPlace>().is_some() => Err(ApiError::new(ErrorCode::Overloaded, FULL)),
         Ok(()) => {
             let permits = if STREAMS.contains(&route.as_str()) { &app.stream_permits } else { &app.request_permits };
             wait_for(permits, app.queue, BUSY).await.map(|permit| Some((Arc::clone(permits), permit)))
@@ -164,6 +170,7 @@ fn explain(mut response: Response, observation: &mut Observation, reader: &Reade
     answer
 }
 
+const FULL: &str = "the registry has as many connections as it may, and works for all of them; try again in a moment";
 const BUSY: &str = "the registry serves as many requests as it may; try again in a moment";
 
 fn panicked(panic: &(dyn std::any::Any + Send)) -> ApiError {

@@ -5,6 +5,7 @@ use crate::common::snapshot::{Snapshot, page, snapshot, stream};
 use crate::common::trouble::{self, Trouble};
 use crate::common::{REPO, Registry, held_request, ok, problem, refused, until_metric};
 use futures::StreamExt as _;
+use futures::future::join_all;
 use object_store::path::Path;
 use pfr_schema::api::{self, FramesStored};
 use pfr_schema::checkpoint::Key;
@@ -12,6 +13,7 @@ use pfr_schema::snapshot::{Descriptor, Manifest, SnapshotConfig};
 use pfr_schema::tree::Document;
 use pfr_schema::{Digest, ErrorCode, Kind, media_type, prefix};
 use pfr_store::Options;
+use reqwest::header::HeaderValue;
 use reqwest::{Body, Method, Response, StatusCode};
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -169,6 +171,46 @@ async fn beyond_the_limit_requests_wait_and_are_then_refused_and_health_is_not()
     refused(frames, ErrorCode::BlobUnknown).await;
     working.abort();
     until(|| registry.get("/v1/repositories"), StatusCode::OK).await;
+}
+
+/// A supervisor would restart a registry that does not answer, and a client would give up its
+/// request.
+#[tokio::test]
+async fn a_registry_that_works_for_as_many_connections_as_it_may_answers_probes_and_refuses_others() {
+    let (store, hold) = trouble::holding(Options::default()).await;
+    let registry = Registry::start_over_with(store, |config| {
+        config.max_connections = 1;
+        config.queue_seconds = 1;
+    })
+    .await;
+    let sample = snapshot(0..2, vec![]);
+    registry.push(REPO, &sample, Some("latest")).await;
+    hold.set(Some(pack_of(&registry, sample.manifest).await));
+    // It keeps the only connection for as long as the storage does not answer.
+    let verify = format!("/v1/repositories/{REPO}/snapshots/latest/verify");
+    let working = tokio::spawn(registry.request(Method::POST, &verify).send());
+    drop(hold.held.acquire().await.expect("a read"));
+    // A connection for each request, as a supervisor has.
+    let client = reqwest::Client::builder().no_proxy().pool_max_idle_per_host(0).build().expect("a client");
+    let ask = |path: &str| client.get(registry.url(path)).send();
+    // Many more than may wait.
+    let beyond = join_all((0..80).map(|_| ask("/v1/repositories")));
+    let probes = async {
+        for path in ["/livez", "/readyz", "/metrics"] {
+            let answer = ask(path).await.expect("an answer");
+            assert_eq!((answer.status(), &answer.headers()["connection"]), (StatusCode::OK, &HeaderValue::from_static("close")), "{path}");
+        }
+    };
+    let (refusals, ()) = tokio::join!(beyond, probes);
+    for refusal in refusals {
+        let refusal = refusal.expect("an answer");
+        assert_eq!(refusal.headers()["retry-after"], "1");
+        let detail = refused(refusal, ErrorCode::Overloaded).await;
+        assert!(detail.contains("connections"), "{detail}");
+    }
+    hold.set(None);
+    let _: api::Verified = ok(working.await.expect("the task ends").expect("an answer")).await;
+    assert_eq!(ask("/v1/repositories").await.expect("an answer").status(), StatusCode::OK);
 }
 
 /// A snapshot whose list of tokens is so large that a commit reads it while no other such list is

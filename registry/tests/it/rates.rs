@@ -267,7 +267,7 @@ async fn a_download_that_waits_for_its_limit_makes_room_for_a_new_connection() {
     assert_eq!(answer.status(), StatusCode::OK);
     // Its client takes all that comes: eight seconds of it.
     let download = tokio::spawn(answer.bytes());
-    let other = client(&[]).get(registry.url("/livez")).send().await.expect("there is room");
+    let other = client(&[]).get(registry.url("/v1/repositories")).send().await.expect("there is room");
     assert_eq!(other.status(), StatusCode::OK);
     assert!(download.await.expect("the task ends").is_err(), "it made room");
 }
