@@ -88,6 +88,8 @@ pub(super) async fn pull(fetcher: &Fetcher<'_>, digest: Digest, path: &Path, sto
         if is_last {
             break;
         }
+        // A later part may list a page of this one.
+        writer.look_for_written_blobs();
     }
     progress.enter(Phase::Writing);
     blocking(move || publication.write(&writer)).await?;

@@ -31,6 +31,7 @@ use std::io::{ErrorKind, Write as _};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Writes into one directory, which it keeps locked.
 #[derive(Debug)]
@@ -39,8 +40,9 @@ pub(super) struct Writer {
     folders: Folders,
     /// Blobs that do not lie in `blobs/`.
     named: HashMap<Digest, PathBuf>,
-    /// Whether `blobs/` was there when this began. If not, no blob is looked for in it.
-    has_blobs: bool,
+    /// Whether `blobs/` was there when this began, or has something since. If not, no blob is
+    /// looked for in it.
+    has_blobs: AtomicBool,
     /// Whether the directory may say of itself that it is complete.
     says_complete: bool,
 }
@@ -76,7 +78,7 @@ impl Writer {
             let name = entry.map_err(Error::io("list", root))?.file_name();
             says_complete |= name.to_str().is_some_and(layout::says_complete);
         }
-        Ok(Self { root: root.to_owned(), folders, named, has_blobs, says_complete })
+        Ok(Self { root: root.to_owned(), folders, named, has_blobs: has_blobs.into(), says_complete })
     }
 
     pub fn root(&self) -> &Path {
@@ -93,9 +95,15 @@ impl Writer {
         self.named.contains_key(digest)
     }
 
-    /// Whether a blob was there before this began, and is complete. Reads and hashes it.
+    /// From now on, blobs are looked for that were written meanwhile.
+    pub fn look_for_written_blobs(&self) {
+        self.has_blobs.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether a blob is there, and complete. Reads and hashes it. In a new directory, blobs that
+    /// were written since it was opened count only after [`Self::look_for_written_blobs`].
     pub fn holds(&self, item: &Item) -> Result<bool> {
-        if !self.has_blobs && !self.names(&item.digest) {
+        if !self.has_blobs.load(Ordering::Relaxed) && !self.names(&item.digest) {
             return Ok(false);
         }
         let place = self.place(&item.digest);
@@ -408,12 +416,15 @@ mod tests {
         std::fs::write(dir.path().join(layout::TOKENS), "y").unwrap();
         let writer = Writer::open(dir.path(), HashMap::from([(tokens, layout::TOKENS.into())])).unwrap();
         let item = |digest| Item { digest, kind: pfr_schema::Kind::Blob, size: Some(1), elements: None };
-        assert!(!writer.has_blobs && !writer.says_complete);
+        assert!(!writer.says_complete);
         assert!(writer.holds(&item(tokens)).unwrap() && !writer.holds(&item(blob)).unwrap());
         writer.write(&blob, b"x").unwrap();
+        assert!(!writer.holds(&item(blob)).unwrap());
+        writer.look_for_written_blobs();
+        assert!(writer.holds(&item(blob)).unwrap() && !writer.holds(&item(Digest::sha256(b"z"))).unwrap());
         drop(writer);
         let again = Writer::open(dir.path(), HashMap::new()).unwrap();
-        assert!(again.has_blobs && again.holds(&item(blob)).unwrap());
+        assert!(again.holds(&item(blob)).unwrap());
     }
 
     #[test]

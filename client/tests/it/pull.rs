@@ -138,6 +138,8 @@ async fn pages_of_many_page_chunks_come_into_a_directory_in_parts() {
     let out = copy.path().join("out");
     let (pulled, _, asked) = pull_it(out.as_path(), None).await;
     assert_eq!(asked, 6, "manifest, tree, page chunks, config, pages of 128 page chunks, pages of two");
+    // Each page chunk lists a page of its own and two that are in all of them.
+    assert_eq!(pulled.blobs_received, 3 + 130 + 130 + 2, "no page is fetched twice");
     same_files(source.path(), &out);
     // All of it is there.
     let (again, progress, asked) = pull_it(out.as_path(), None).await;
