@@ -103,7 +103,7 @@ impl Cluster {
     /// Runs one statement as the superuser; returns what `psql -At` prints.
     #[must_use]
     pub fn sql(&self, url: &str, statement: &str) -> String {
-        psql(&self.bin, url, statement)
+        psql(&self.bin, url, &[statement])
     }
 
     /// Stops the server as an operator does (it ends sessions and rolls transactions back) and
@@ -202,22 +202,24 @@ fn create_database(bin: &Path, url: &str) -> String {
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     let name = format!("pf_{}_{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
     // A process of another machine or of an earlier run may have had our process id.
-    drop(psql(bin, url, &format!("DROP DATABASE IF EXISTS {name}")));
-    drop(psql(bin, url, &format!("CREATE DATABASE {name} TEMPLATE template0")));
+    let statements = [format!("DROP DATABASE IF EXISTS {name}"), format!("CREATE DATABASE {name} TEMPLATE template0")];
+    drop(psql(bin, url, &statements.each_ref().map(String::as_str)));
     let (server, parameters) = url.split_once('?').map_or((url, ""), |(server, parameters)| (server, parameters));
     let server = server.rsplit_once('/').map_or(server, |(server, _)| server);
     if parameters.is_empty() { format!("{server}/{name}") } else { format!("{server}/{name}?{parameters}") }
 }
 
-fn psql(bin: &Path, url: &str, statement: &str) -> String {
+/// Runs statements, each in its own transaction; returns what `psql -At` prints.
+fn psql(bin: &Path, url: &str, statements: &[&str]) -> String {
     let run = Command::new(bin.join("psql"))
-        .args(["--no-psqlrc", "--quiet", "--tuples-only", "--no-align", "--set=ON_ERROR_STOP=1", "--command", statement])
+        .args(["--no-psqlrc", "--quiet", "--tuples-only", "--no-align", "--set=ON_ERROR_STOP=1"])
+        .args(statements.iter().flat_map(|statement| ["--command", statement]))
         .arg(url)
         .env("PGOPTIONS", "-c client_min_messages=warning")
         .stdin(Stdio::null())
         .output()
         .unwrap();
-    assert!(run.status.success(), "{statement}: {}", String::from_utf8_lossy(&run.stderr));
+    assert!(run.status.success(), "{statements:?}: {}", String::from_utf8_lossy(&run.stderr));
     String::from_utf8_lossy(&run.stdout).trim_end().to_owned()
 }
 
@@ -230,6 +232,8 @@ fn spawn(bin: &Path, dir: &Path, port: u16, durability: Durability) -> Child {
     if durability == Durability::Fast {
         // Whole pages are still logged: a kill may come in the middle of writing one.
         command.args(["-c", "fsync=off"]);
+        // Each test has a database, and by default one of them is looked at every few milliseconds.
+        command.args(["-c", "autovacuum_naptime=10min"]);
     }
     // A process group of its own, so that Ctrl-C at the terminal goes to this process only.
     command.current_dir(dir).process_group(0).stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap()
@@ -290,9 +294,12 @@ fn binaries() -> PathBuf {
     // The newest first.
     places.sort_by_key(|path| std::cmp::Reverse(path.parent().and_then(|p| p.file_name()?.to_str()?.parse::<u32>().ok())));
     places.extend(std::env::var_os("PATH").iter().flat_map(std::env::split_paths));
-    let asked = Command::new("pg_config").arg("--bindir").output();
-    places.extend(asked.ok().filter(|o| o.status.success()).map(|o| PathBuf::from(String::from_utf8_lossy(&o.stdout).trim())));
-    places.into_iter().find(|dir| complete(dir)).unwrap_or_else(|| {
+    // A script on Debian, which takes longer than a statement: asked only where nothing else helps.
+    let asked = || {
+        let asked = Command::new("pg_config").arg("--bindir").output().ok().filter(|o| o.status.success())?;
+        Some(PathBuf::from(String::from_utf8_lossy(&asked.stdout).trim())).filter(|dir| complete(dir))
+    };
+    places.into_iter().find(|dir| complete(dir)).or_else(asked).unwrap_or_else(|| {
         panic!("no PostgreSQL server is installed (initdb, postgres, psql, pg_isready in PATH, /usr/lib/postgresql/*/bin or `pg_config --bindir`). On Debian: apt-get install postgresql")
     })
 }
@@ -304,17 +311,17 @@ pub fn empty(url: &str, kept: &str) {
         "DO $$ BEGIN EXECUTE (SELECT 'TRUNCATE ' || string_agg(quote_ident(tablename), ', ') || ' RESTART IDENTITY CASCADE'
          FROM pg_tables WHERE schemaname = 'public' AND tablename <> '{kept}'); END $$"
     );
-    drop(psql(&binaries(), url, &statement));
+    drop(psql(&binaries(), url, &[&statement]));
 }
 
 /// Runs one statement; returns what `psql -At` prints.
 #[must_use]
 pub fn sql(url: &str, statement: &str) -> String {
-    psql(&binaries(), url, statement)
+    psql(&binaries(), url, &[statement])
 }
 
 /// Ends every session of a database, whatever it is doing.
 pub fn cut_connections(url: &str) {
     let statement = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()";
-    drop(psql(&binaries(), url, statement));
+    drop(psql(&binaries(), url, &[statement]));
 }

@@ -20,9 +20,11 @@ use clap::{Arg, Args, CommandFactory as _, Parser, Subcommand};
 use pfr_client::cli::Failure;
 use pfr_service::settings;
 use pfr_service::traces::SERVER_END;
+use std::collections::BTreeSet;
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::LazyLock;
 
 /// A durable, content-addressed registry for live model state.
 #[derive(Parser)]
@@ -206,5 +208,28 @@ impl Command {
             Self::Domain(command) => domain::run(command),
             Self::Rebuild(args) => rebuild::run(args),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::{Duration, Instant};
+
+    /// Every start of the program waits for it: a tenth of a second, when each argument of each
+    /// command collected the settings of a server.
+    #[test]
+    fn the_command_line_takes_as_long_as_its_commands_and_not_as_long_as_their_square() {
+        let least = |work: &dyn Fn() -> clap::Command| {
+            let times = (0..5).map(|_| {
+                let begun = Instant::now();
+                std::hint::black_box(work());
+                begun.elapsed()
+            });
+            times.min().unwrap_or(Duration::MAX)
+        };
+        let settings = least(&|| Overrides::augment_args(clap::Command::new("serve")));
+        let whole = least(&|| Cli::command());
+        assert!(whole < settings * 60, "{whole:?} for all commands, {settings:?} for the settings of a server");
     }
 }

@@ -384,8 +384,8 @@ macro_rules! metadata_transactions {
             forget_journal(keys: Vec<String>) -> () = WRITE |tx| journal::forget(tx, keys);
             /// Whether the tables are empty: no pack, no repository.
             is_empty() -> bool = READ |tx| packs::is_empty(tx);
-            /// The id that the marker on the storage must have. None until it is entered: the marker
-            /// has it before.
+            /// The id that the marker on the storage must have. None until it is entered: the
+            /// marker has it before.
             storage_id() -> Option<String> = READ |tx| packs::storage_id(tx);
             /// Enters the id of the storage if there is none; returns the one that there is then:
             /// another process may have been first.

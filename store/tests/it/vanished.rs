@@ -221,8 +221,8 @@ async fn an_empty_store_needs_no_marker_and_a_new_one_gets_it_with_its_first_pac
     assert_eq!(scrub(&store, false).await.unwrap().packs, 0);
     push(&store, &snapshot(&[1], vec![]), "t").await.unwrap();
     assert!(dir.path().join("packs/pf-store").exists());
-    // It is for people to put back, and an empty one will do. The next process that pushes completes
-    // it.
+    // It is for people to put back, and an empty one will do. The next process that pushes
+    // completes it.
     std::fs::remove_file(dir.path().join("packs/pf-store")).unwrap();
     is_out_of_reach("ready", store.ready().await);
     std::fs::write(dir.path().join("packs/pf-store"), b"").unwrap();
