@@ -36,12 +36,15 @@ pub fn folder() -> tempfile::TempDir {
 }
 
 /// Writes out each state and checks it, until `enough` have failed; returns what is wrong with
-/// those, in words.
+/// those, in words. States that follow each other in time are checked long after each other: a bug
+/// that shows only later in the recording is found soon.
 pub fn each<C>(states: &States<'_>, counts: fn(&Path) -> bool, enough: usize, check: C) -> Vec<String>
 where
     C: Fn(&Path, usize) -> Result + Sync,
 {
     let (next, failures, stop) = (AtomicUsize::new(0), Mutex::new(Vec::new()), AtomicBool::new(false));
+    let mut order: Vec<usize> = (0..states.states.len()).collect();
+    order.sort_by_key(|at| at.reverse_bits());
     let try_one = |state: &State| -> Result {
         let dir = folder();
         states.disk(state).write_out(dir.path(), &states.trace().mapped, counts).map_err(|e| e.to_string())?;
@@ -49,8 +52,9 @@ where
     };
     let work = || {
         while !stop.load(Ordering::Relaxed)
-            && let Some(state) = states.states.get(next.fetch_add(1, Ordering::Relaxed))
+            && let Some(at) = order.get(next.fetch_add(1, Ordering::Relaxed))
         {
+            let state = &states.states[*at];
             if let Err(what) = try_one(state) {
                 let mut failures = failures.lock().unwrap_or_else(PoisonError::into_inner);
                 failures.push(format!("{what}\nafter {}", states.words(state)));

@@ -38,11 +38,13 @@ pub struct Bound {
 
 impl Bound {
     /// For a normal run.
-    pub const NORMAL: Self = Self { subsets: 3, positions: 4, old: false, pairs: false, random: 0, most: 90 };
+    pub const NORMAL: Self = Self { most: 45, ..Self::COARSE };
     /// For a normal run that is about one kind of work.
-    pub const SHORT: Self = Self { most: 16, ..Self::NORMAL };
+    pub const SHORT: Self = Self { most: 10, ..Self::NORMAL };
     /// What a planted bug must be found with.
     pub const COARSE: Self = Self { subsets: 2, positions: 2, old: false, pairs: false, random: 0, most: 600 };
+    /// For a long run of what takes long to open.
+    pub const MEDIUM: Self = Self { subsets: 3, positions: 4, old: false, pairs: false, random: 0, most: 90 };
     /// For a long run.
     pub const LONG: Self = Self { subsets: 8, positions: 24, old: true, pairs: true, random: 20, most: usize::MAX };
 }

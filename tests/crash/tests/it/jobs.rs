@@ -75,6 +75,6 @@ mod long {
 
     #[test]
     fn a_job_that_was_told_to_be_done_and_what_it_keeps_survive_power_cuts() {
-        survives_power_cuts(Bound { most: usize::MAX, ..Bound::NORMAL });
+        survives_power_cuts(Bound { most: usize::MAX, ..Bound::MEDIUM });
     }
 }

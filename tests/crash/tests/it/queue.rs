@@ -59,7 +59,7 @@ fn survives_power_cuts(bound: Bound) {
 
 #[test]
 fn a_capture_that_was_told_and_its_push_survive_power_cuts() {
-    survives_power_cuts(Bound::COARSE);
+    survives_power_cuts(Bound { most: 60, ..Bound::COARSE });
 }
 
 mod long {
@@ -67,6 +67,6 @@ mod long {
 
     #[test]
     fn a_capture_that_was_told_and_its_push_survive_power_cuts() {
-        survives_power_cuts(Bound::NORMAL);
+        survives_power_cuts(Bound { most: 600, ..Bound::MEDIUM });
     }
 }

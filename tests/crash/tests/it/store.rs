@@ -24,8 +24,10 @@ pub fn wrong(life: &Life, bound: Bound, enough: usize) -> Vec<String> {
     let states = States::of(&life.trace, bound, seed(), |_| true);
     let mut wrong = each(&states, |_| true, enough, |dir, at| run(goes_on(dir, life.keys(at), &life.history.allowed(at))));
     let opened = begun.elapsed();
-    let storages = States::of(&life.trace, bound, seed(), is_storage);
+    let mut rebuilt = 0;
     if wrong.len() < enough {
+        let storages = States::of(&life.trace, bound, seed(), is_storage);
+        rebuilt = storages.states.len();
         wrong.extend(each(&storages, is_storage, enough - wrong.len(), |dir, at| {
             run(is_rebuilt(dir, life.keys(at), &life.history.allowed_without_databases(at)))
         }));
@@ -37,7 +39,7 @@ pub fn wrong(life: &Life, bound: Bound, enough: usize) -> Vec<String> {
         states.enumerated,
         states.states.len(),
         opened.as_secs_f64(),
-        storages.states.len(),
+        rebuilt,
         (begun.elapsed() - opened).as_secs_f64(),
         wrong.len()
     );
@@ -89,12 +91,12 @@ mod long {
 
     #[test]
     fn no_power_cut_during_a_wal_checkpoint_beside_the_writer_loses_anything() {
-        no_power_cut_harms(recorded_checkpoint(), Bound::NORMAL);
+        no_power_cut_harms(recorded_checkpoint(), Bound::MEDIUM);
     }
 
     #[test]
     fn folders_that_others_made_and_did_not_sync_are_durable_too() {
-        no_power_cut_harms(recorded_in_folders_of_others(), Bound::NORMAL);
+        no_power_cut_harms(recorded_in_folders_of_others(), Bound::MEDIUM);
     }
 
     #[test]
