@@ -200,12 +200,12 @@ fn survives(database: Database, kills_wanted: u64) {
 
 #[test]
 fn what_was_acknowledged_survives_kills_over_sqlite_and_nothing_is_left_over() {
-    survives(Database::Sqlite, 8);
+    survives(Database::Sqlite, 5);
 }
 
 #[test]
 fn what_was_acknowledged_survives_kills_over_postgres_and_nothing_is_left_over() {
-    survives(Database::Postgres, 8);
+    survives(Database::Postgres, 5);
 }
 
 mod long {
