@@ -5,7 +5,7 @@ use object_store::memory::InMemory;
 use pfr_schema::Digest;
 use pfr_schema::api::GcReport;
 use pfr_store::{Clock, GcOptions, Metadata, Options, PostgresMetadata, PostgresOptions, SqliteMetadata, Store};
-use pfr_testkit::postgres::{Cluster, Durability};
+use pfr_testkit::postgres;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -64,9 +64,13 @@ fn spoils(rig: &Rig, run: i64, page: i64) -> [(String, u64); 3] {
     ]
 }
 
-async fn defers(rig: impl AsyncFn() -> Rig) {
+/// Sizes of batches.
+const BATCHES: [usize; 3] = [1, 3, 2000];
+
+/// Each change with so many sizes of batches.
+async fn defers(rig: impl AsyncFn() -> Rig, batches: usize) {
     for spoil in 0..3 {
-        for batch in [1, 3, 2000] {
+        for batch in BATCHES.into_iter().cycle().skip(spoil).take(batches) {
             let rig = rig().await;
             let (hurt, well) = (snapshot(&[1, 2], vec![]), snapshot(&[8], vec![]));
             push(&rig.store, &hurt, "hurt").await.unwrap();
@@ -91,7 +95,7 @@ async fn defers(rig: impl AsyncFn() -> Rig) {
 
 /// The same for what was uploaded and never held; it goes when it can be read again.
 async fn defers_unclaimed(rig: impl AsyncFn() -> Rig) {
-    for batch in [1, 3, 2000] {
+    for batch in BATCHES {
         let rig = rig().await;
         let (hurt, well) = (snapshot(&[1, 2], vec![]), snapshot(&[8], vec![]));
         for snapshot in [&hurt, &well] {
@@ -123,19 +127,31 @@ async fn sqlite() -> Rig {
 
 #[tokio::test]
 async fn a_node_whose_children_are_unknown_does_not_block_collection() {
-    defers(sqlite).await;
+    defers(sqlite, BATCHES.len()).await;
     defers_unclaimed(sqlite).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nor_in_postgresql() {
-    let cluster = Arc::new(Cluster::start_with(Durability::Fast));
+    defers_in_postgresql(1).await;
+}
+
+mod long {
+    use super::{BATCHES, defers_in_postgresql};
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn nor_in_postgresql() {
+        defers_in_postgresql(BATCHES.len()).await;
+    }
+}
+
+async fn defers_in_postgresql(batches: usize) {
     let rig = async || {
-        let (url, now, cluster) = (cluster.create_database(), Arc::new(AtomicU64::new(1_000_000_000)), Arc::clone(&cluster));
+        let (url, now) = (postgres::database(), Arc::new(AtomicU64::new(1_000_000_000)));
         let options = PostgresOptions { max_connections: 2, clock: Some(clock(&now)), ..PostgresOptions::default() };
         let metadata = PostgresMetadata::connect(&url, options).await.unwrap();
-        Rig::new(metadata, now, Box::new(move |statement| drop(cluster.sql(&url, statement))), "'\\xff'::bytea", None)
+        Rig::new(metadata, now, Box::new(move |statement| drop(postgres::sql(&url, statement))), "'\\xff'::bytea", None)
     };
-    defers(&rig).await;
+    defers(&rig, batches).await;
     defers_unclaimed(&rig).await;
 }

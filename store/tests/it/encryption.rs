@@ -5,11 +5,12 @@ mod keys;
 
 use crate::common::leaks;
 use crate::common::rig::{Backend, Rig};
-use crate::common::{Snapshot, blob_frame, page, pieces, push, repository, snapshot, stream, tag};
+use crate::common::{Snapshot, blob_frame, page, pieces, push, repository, snapshot, snapshot_of, stream, tag};
 use futures::future::join_all;
 use object_store::path::Path;
 use pfr_schema::{Digest, DomainName, ErrorCode};
 use pfr_store::{Budget, DomainHome, DomainPacks, DomainTables, Domains, Error, KeyOptions, Keys, Options, ScrubOptions, Store};
+use pfr_testkit::snapshot::Shape;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use tempfile::TempDir;
@@ -257,8 +258,9 @@ async fn two_packs() -> (TempDir, Store, [(Snapshot, PathBuf); 2]) {
     let root = dir.path().join("data/domains/sealed/packs");
     let mut seen: Vec<String> = Vec::new();
     let mut made = Vec::new();
-    for numbers in [(0..3).collect::<Vec<u64>>(), (100..1100).collect()] {
-        let s = snapshot(&numbers, vec![]);
+    // A few large pages: segments are what counts.
+    for (shape, numbers) in [(Shape::TINY, (0..3).collect::<Vec<u64>>()), (Shape::SMALL, (100..124).collect())] {
+        let s = snapshot_of(shape, &numbers, vec![]);
         push(&store, &s, "t").await.unwrap();
         let files: Vec<String> = leaks::files(&root).into_keys().filter(|file| file.ends_with(".pfpack")).collect();
         let new = files.iter().find(|file| !seen.contains(file)).unwrap();

@@ -448,6 +448,12 @@ const THREE_ROWS: u64 = 4400;
 
 async fn fsck_finds_and_corrects_rows_of_the_index(on: Backend) {
     let way = Way { length: THREE_ROWS, leaves: u64::MAX, to: 1 };
+    let rig = Rig::new(on).await;
+    let store = &rig.store;
+    push(store, &Spec { way: Way { length: 300, ..way.clone() }, salt: false, list: List::None, holds: Holds::Checkpoint }, 0).await;
+    let whole = push(store, &Spec { way: way.clone(), salt: false, list: List::Whole, holds: Holds::Checkpoint }, 1).await;
+    let sound = store.fsck(false, &mut |_| ()).await.unwrap();
+    assert_eq!(sound.wrong, 0, "{sound:?}");
     for (spoil, differences) in [
         ("DELETE FROM prefixes", 2),
         ("DELETE FROM prefixes WHERE tokens < 0", 1),
@@ -458,12 +464,6 @@ async fn fsck_finds_and_corrects_rows_of_the_index(on: Backend) {
         ("INSERT INTO prefixes SELECT repository, key + 1, tokens, proof, manifest FROM prefixes WHERE tokens < 0", 1),
         ("UPDATE manifests SET prefixed = false", 2),
     ] {
-        let rig = Rig::new(on).await;
-        let store = &rig.store;
-        push(store, &Spec { way: Way { length: 300, ..way.clone() }, salt: false, list: List::None, holds: Holds::Checkpoint }, 0).await;
-        let whole = push(store, &Spec { way: way.clone(), salt: false, list: List::Whole, holds: Holds::Checkpoint }, 1).await;
-        let sound = store.fsck(false, &mut |_| ()).await.unwrap();
-        assert_eq!(sound.wrong, 0, "{sound:?}");
         rig.sql(spoil);
         let found = store.fsck(false, &mut |_| ()).await.unwrap();
         assert_eq!((found.wrong, found.repaired), (differences, false), "{spoil}: {found:?}");

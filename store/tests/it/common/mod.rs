@@ -45,7 +45,12 @@ pub fn page(number: u64) -> Vec<u8> {
 
 /// A snapshot whose page `i` has K bytes `page(2n)` and V bytes `page(2n+1)` for n = `numbers[i]`.
 pub fn snapshot(numbers: &[u64], parents: Vec<Digest>) -> Snapshot {
-    let mut made = Shape { fill: 0, ..Shape::TINY }.snapshot(numbers).parents(parents).build();
+    snapshot_of(Shape::TINY, numbers, parents)
+}
+
+/// The same with pages of this shape.
+pub fn snapshot_of(shape: Shape, numbers: &[u64], parents: Vec<Digest>) -> Snapshot {
+    let mut made = Shape { fill: 0, ..shape }.snapshot(numbers).parents(parents).build();
     let tree = made.trees.remove(0);
     let pages = tree.pages.into_iter().map(|page| page.bytes).collect();
     Snapshot { pages, runs: tree.runs, tree: tree.document, config: made.config, manifest: made.manifest, flat: tree.flat }

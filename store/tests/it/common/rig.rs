@@ -34,9 +34,14 @@ pub enum Backend {
 }
 
 impl Backend {
-    /// The number of cases for this backend: `many` in memory, `few` on a slow one.
+    /// The number of cases for this backend: `many` in memory, `few` in a file, half of these on a
+    /// server unless this is the long run.
     pub fn some(self, many: u32, few: u32) -> u32 {
-        if self == Self::Memory { many } else { few }
+        match self {
+            Self::Memory => many,
+            _ if self.on_postgres() && !pfr_testkit::run::long() => few.div_ceil(2),
+            _ => few,
+        }
     }
 
     fn on_postgres(self) -> bool {

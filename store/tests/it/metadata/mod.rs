@@ -65,7 +65,7 @@ fn leave_the_state_of_the_model(ops: &[Op]) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 10, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 5, ..ProptestConfig::default() })]
 
     #[test]
     fn any_sequence_of_transactions_leaves_the_state_that_the_model_has(ops in proptest::collection::vec(op(), 1..60)) {

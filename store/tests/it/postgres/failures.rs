@@ -106,6 +106,10 @@ async fn assert_unnoticed(store: &Arc<dyn Metadata>, done: &Arc<AtomicBool>, mut
 
 #[tokio::test(flavor = "multi_thread")]
 async fn connections_that_are_cut_at_any_moment_are_not_noticed() {
+    cut_connections(10).await;
+}
+
+async fn cut_connections(times: u32) {
     let url = pfr_testkit::postgres::database();
     let store = connect(&url).await;
     let kept = litter(&store).await;
@@ -113,7 +117,7 @@ async fn connections_that_are_cut_at_any_moment_are_not_noticed() {
     let cutting = tokio::task::spawn_blocking({
         let (done, cut) = (Arc::clone(&done), Arc::clone(&store));
         move || {
-            for _ in 0..25 {
+            for _ in 0..times {
                 // Enough happens in between that no transaction is hit at each of its attempts.
                 let before = cut.rows_written();
                 pfr_testkit::postgres::cut_connections(&url);
@@ -214,13 +218,19 @@ async fn every_write(store: &Arc<dyn Metadata>, round: u64) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_session_that_ends_or_loses_at_any_step_is_not_noticed_and_nothing_happens_twice() {
+    sessions_end_or_lose(1).await;
+}
+
+/// In so many of two ways at each table; of one, the other at the next table.
+async fn sessions_end_or_lose(ways: usize) {
     let url = pfr_testkit::postgres::database();
     let store = connect(&url).await;
     let ends = "PERFORM pg_terminate_backend(pg_backend_pid()); PERFORM pg_sleep(60);";
     let loses = "RAISE EXCEPTION 'as asked for' USING ERRCODE = 'serialization_failure';";
     let mut round = 0;
-    for table in ["repositories", "packs", "objects", "containers", "manifests", "tags", "pushes", "suspects", "changes", "journal"] {
-        for how in [ends, loses] {
+    let tables = ["repositories", "packs", "objects", "containers", "manifests", "tags", "pushes", "suspects", "changes", "journal"];
+    for (number, table) in tables.into_iter().enumerate() {
+        for how in [ends, loses].into_iter().cycle().skip(number).take(ways) {
             // The first statement, the end of the transaction that is next, and one of those that
             // follow.
             trip(&url, table, "n IN (1, 3, 5)", how);
@@ -230,6 +240,20 @@ async fn a_session_that_ends_or_loses_at_any_step_is_not_noticed_and_nothing_hap
             assert!(tripped > 5 || (table == "repositories" && round > 0), "{table}: {tripped}");
             round += 1;
         }
+    }
+}
+
+mod long {
+    use super::{cut_connections, sessions_end_or_lose};
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn connections_that_are_cut_at_any_moment_are_not_noticed() {
+        cut_connections(25).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_session_that_ends_or_loses_at_any_step_is_not_noticed_and_nothing_happens_twice() {
+        sessions_end_or_lose(2).await;
     }
 }
 

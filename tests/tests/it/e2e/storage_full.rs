@@ -303,7 +303,7 @@ async fn rounds(disk: &Path, folder: &Path, rounds: u64, left: Option<u64>) {
 async fn space_is_freed_on_a_full_ext4_and_pushes_go_on() {
     let folder = tempfile::TempDir::new().unwrap();
     if let Some(disk) = LoopDisk::mount(folder.path(), 64) {
-        rounds(disk.path(), folder.path(), 5, Some(LEFT)).await;
+        rounds(disk.path(), folder.path(), 3, Some(LEFT)).await;
     }
 }
 
@@ -311,7 +311,7 @@ async fn space_is_freed_on_a_full_ext4_and_pushes_go_on() {
 async fn space_is_freed_on_a_full_tmpfs_and_pushes_go_on() {
     let folder = tempfile::TempDir::new().unwrap();
     if let Some(disk) = SmallDisk::mount(&folder.path().join("disk"), 64) {
-        rounds(disk.path(), folder.path(), 5, Some(LEFT)).await;
+        rounds(disk.path(), folder.path(), 3, Some(LEFT)).await;
     }
 }
 
