@@ -102,7 +102,7 @@ fn pushes_to_a_killed_registry(rounds: u64) {
 
 #[test]
 fn a_registry_killed_at_any_byte_of_a_push_has_all_of_it_or_nothing() {
-    pushes_to_a_killed_registry(10);
+    pushes_to_a_killed_registry(6);
 }
 
 #[test]

@@ -7,21 +7,21 @@ fn a_grown_session_moves_its_new_pages_only() {
     let registry = Registry::start();
     let host = Host::new(&registry.url());
     let mut engine = host.engine("e", Model::Dense, &[]);
-    let sequence = engine.open(&Model::Dense.prompt(100));
+    let sequence = engine.open(&Model::Dense.prompt(52));
     let first = host.snapshot("e", "team/agent:main", &["--sequence", &sequence]);
     let page = 2 * 184_320;
-    assert_eq!(first["pages"], 7, "{first}");
-    assert_eq!(first["resident_bytes"], 7 * page);
-    assert_eq!(first["moved_bytes"], 7 * page);
+    assert_eq!(first["pages"], 4, "{first}");
+    assert_eq!(first["resident_bytes"], 4 * page);
+    assert_eq!(first["moved_bytes"], 4 * page);
 
     let again = host.snapshot("e", "team/agent:main", &["--sequence", &sequence]);
     assert_eq!((&again["moved_bytes"], &again["new_bytes"]), (&0.into(), &0.into()), "nothing has changed: {again}");
 
     engine.generate(&sequence, 20);
     let grown = host.snapshot("e", "team/agent:main", &["--sequence", &sequence]);
-    // 100 → 120 tokens: the partial page has changed, and one page is new.
-    assert_eq!(grown["pages"], 8, "{grown}");
-    assert_eq!(grown["resident_bytes"], 8 * page);
+    // 52 → 72 tokens: the partial page has changed, and one page is new.
+    assert_eq!(grown["pages"], 5, "{grown}");
+    assert_eq!(grown["resident_bytes"], 5 * page);
     assert_eq!(grown["moved_bytes"], 2 * page, "{grown}");
     assert_eq!(grown["parent"], again["digest"]);
 }
@@ -32,7 +32,7 @@ fn a_restore_moves_what_the_host_lacks() {
     // Encoded pages have a length that their numbers decide.
     let (a, b) = (Host::with(&registry.url(), &["--compression", "off"]), Host::new(&registry.url()));
     let mut here = a.engine("here", Model::Dense, &[]);
-    let sequence = here.open(&Model::Dense.prompt(100));
+    let sequence = here.open(&Model::Dense.prompt(52));
     a.snapshot("here", "team/agent:one", &["--sequence", &sequence]);
     here.generate(&sequence, 20);
     a.snapshot("here", "team/agent:two", &["--sequence", &sequence]);
@@ -47,7 +47,7 @@ fn a_restore_moves_what_the_host_lacks() {
     assert!(of_tokens(before).contains(&number(&first, "pulled_bytes")), "{first}");
     let kept = before / page_tokens * page_tokens;
     assert!(of_tokens(after - kept).contains(&number(&second, "pulled_bytes")), "{second}");
-    assert_eq!(second["written_bytes"], 8 * page, "{second}");
+    assert_eq!(second["written_bytes"], 5 * page, "{second}");
 }
 
 #[test]

@@ -4,7 +4,18 @@ use pfr_tests::{Pf, Registry, Shape, SnapshotDir};
 
 #[test]
 fn overlapping_and_equal_pushes_at_once_all_succeed_and_are_stored_once() {
-    for round in 0..4_u64 {
+    overlapping_pushes(2);
+}
+
+mod long {
+    #[test]
+    fn overlapping_and_equal_pushes_at_once_all_succeed_and_are_stored_once() {
+        super::overlapping_pushes(4);
+    }
+}
+
+fn overlapping_pushes(rounds: u64) {
+    for round in 0..rounds {
         let registry = Registry::start();
         let hosts: Vec<Pf> = (0..4).map(|_| Pf::new(&registry.url())).collect();
         // Hosts 0 and 1 push the same; 2 and 3 overlap with it and with each other.

@@ -93,7 +93,7 @@ fn pushes_survive_kills(rounds: u64) {
 
 #[test]
 fn acknowledged_pushes_survive_kills_and_unacknowledged_ones_are_whole_or_invisible() {
-    pushes_survive_kills(10);
+    pushes_survive_kills(6);
 }
 
 fn pulls_survive_kills(rounds: u32) {
