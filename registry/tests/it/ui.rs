@@ -528,13 +528,16 @@ async fn forks(registry: &Registry, count: u64) {
     assert!(registry.store.metadata().restore_names(records, 1).await.expect("restored").is_empty());
 }
 
-/// The least time of a few requests.
-async fn least_time(registry: &Registry, path: &str) -> Duration {
+/// The least time of a few requests, or of the first that takes less than `limit`.
+async fn least_time(registry: &Registry, path: &str, limit: Duration) -> Duration {
     let mut least = Duration::MAX;
     for _ in 0..5 {
         let begun = Instant::now();
         page(registry, path).await;
         least = least.min(begun.elapsed());
+        if least < limit {
+            break;
+        }
     }
     least
 }
@@ -552,7 +555,7 @@ async fn a_thousand_forks_are_drawn_counted_and_forked_in_a_tenth_of_a_second() 
     let last = page(&registry, &format!("{PAGE}?page=11")).await;
     assert!(last.contains("fork-999") && last.contains("rel=\"prev\" href=\"/ui/team%2Fagent?page=10\""), "{last}");
     for path in [PAGE.to_owned(), format!("{PAGE}?page=11"), format!("{PAGE}/fork-7"), "/".to_owned()] {
-        let time = least_time(&registry, &path).await;
+        let time = least_time(&registry, &path, limit).await;
         println!("{path} with 1,000 forks: {:.1} ms", time.as_secs_f64() * 1000.0);
         assert!(time < limit, "{path}: {time:?}, the limit is {limit:?}");
     }
@@ -568,18 +571,25 @@ async fn a_thousand_forks_are_drawn_counted_and_forked_in_a_tenth_of_a_second() 
         let made: api::Forked = ok(registry.post(&format!("{repository}/forks"), &wanted).await).await;
         forked = forked.min(begun.elapsed());
         assert_eq!(made.tags.len(), 12);
+        if counted < limit && forked < limit {
+            break;
+        }
     }
     println!("statistics of 1,000 forks: {counted:?}; a fork into 12: {forked:?}");
     assert!(counted < limit && forked < limit, "{counted:?} and {forked:?}, the limit is {limit:?}");
 }
 
-/// The fewest transactions of a few requests: work in the background has some too.
-async fn least_transactions(registry: &Registry, counted: &Counted, path: &str) -> usize {
+/// The fewest transactions of a few requests, or of the first that has at most `most`: work in the
+/// background has some too.
+async fn least_transactions(registry: &Registry, counted: &Counted, path: &str, most: usize) -> usize {
     let mut least = usize::MAX;
     for _ in 0..5 {
         let before = counted.calls();
         page(registry, path).await;
         least = least.min(counted.calls() - before);
+        if least <= most {
+            break;
+        }
     }
     least
 }
@@ -608,7 +618,7 @@ async fn pages_of_many_forks_and_packs_take_few_transactions() {
         ("/ui/-/engines".to_owned(), 1),
         ("/ui/-/tasks".to_owned(), 0),
     ] {
-        let found = least_transactions(&registry, &counted, &path).await;
+        let found = least_transactions(&registry, &counted, &path, most).await;
         println!("{path}: {found} transactions, at most {most} are allowed");
         assert!(found <= most && (found > 0 || most == 0), "{path}: {found} transactions, at most {most} are allowed");
     }
