@@ -26,7 +26,7 @@ fn geometry(dtype: Dtype) -> Geometry {
 }
 
 /// A directory of pages with numbers, one with zeros, one that is mostly zeros, and one with noise;
-/// a checkpoint with a tensor of this type; attachments, one of which is large.
+/// a checkpoint with a tensor of this type; attachments, one of which is large if the type is BF16.
 fn sample(dtype: Dtype) -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path();
@@ -47,7 +47,8 @@ fn sample(dtype: Dtype) -> TempDir {
     std::fs::write(root.join("checkpoint.json"), format!(r#"{{"abi":"pf.checkpoint.v1","key":{key},"tensors":[{tensor}]}}"#)).unwrap();
     std::fs::create_dir(root.join("attachments")).unwrap();
     std::fs::write(root.join("attachments/numbers"), numbers(3, 100_000)).unwrap();
-    std::fs::write(root.join("attachments/large"), [numbers(4, 17 << 20), vec![0; 1 << 20]].concat()).unwrap();
+    let large = if dtype == Dtype::Bf16 { [numbers(4, 17 << 20), vec![0; 1 << 20]].concat() } else { numbers(4, 200_000) };
+    std::fs::write(root.join("attachments/large"), large).unwrap();
     dir
 }
 

@@ -27,7 +27,7 @@ fn any(_: &Seen) -> bool {
 
 #[tokio::test]
 async fn every_single_request_may_be_refused_for_a_while_or_lose_its_answer() {
-    let source = directory(SMALL, &(0..300).collect::<Vec<_>>());
+    let source = directory(SMALL, &(0..100).collect::<Vec<_>>());
     for (fate, name) in [(refused as fn() -> Fate, "refused"), (|| Fate::LoseAnswer, "lost")] {
         for nth in 0..6_usize {
             let registry = Registry::start().await;
