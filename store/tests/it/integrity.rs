@@ -276,6 +276,10 @@ async fn with_snapshot(on: Backend) -> (Rig, Snapshot) {
 }
 
 async fn fsck_finds_and_corrects_counts(on: Backend) {
+    let (rig, snapshot) = with_snapshot(on).await;
+    let store = &rig.store;
+    let sound = store.fsck(false, &mut |_| ()).await.unwrap();
+    assert_eq!((sound.wrong, sound.containers, sound.objects, sound.packs), (0, 3, 10, 1), "{sound:?}");
     for (spoil, differences) in [
         ("UPDATE objects SET refs = refs + 1 WHERE kind = 1", 1),
         ("UPDATE objects SET refs = 0", 10),
@@ -284,10 +288,6 @@ async fn fsck_finds_and_corrects_counts(on: Backend) {
         ("UPDATE containers SET logical_bytes = 7 WHERE pages IS NOT NULL", 1),
         ("UPDATE manifests SET logical_bytes = 7", 1),
     ] {
-        let (rig, snapshot) = with_snapshot(on).await;
-        let store = &rig.store;
-        let sound = store.fsck(false, &mut |_| ()).await.unwrap();
-        assert_eq!((sound.wrong, sound.containers, sound.objects, sound.packs), (0, 3, 10, 1), "{sound:?}");
         drop(rig.sql(spoil));
         let found = store.fsck(false, &mut |_| ()).await.unwrap();
         assert_eq!((found.wrong, found.repaired), (differences, false), "{spoil}: {found:?}");

@@ -183,7 +183,7 @@ async fn an_object_whose_row_was_not_written_does_no_harm_and_goes_with_the_next
     rig.store.delete_tag(&repository(), &tag("b"), None).await.unwrap();
     let (new, report) = rebuilt(&rig).await;
     assert_eq!(listing(&new.store).await, listing(&rig.store).await, "{report:?}");
-    many_changes(&rig.store, base, 150).await;
+    many_changes(&rig.store, base, 130).await;
     assert!(summarize(&rig.store).await > 150);
     assert_eq!(journals(&rig).await.len(), 1, "and {key} is not the one that is left");
 }
@@ -200,8 +200,8 @@ async fn a_summary_keeps_the_journal_small_and_loses_nothing(on: Backend) {
     live(&rig.store).await;
     let base = rig.store.tag(&repository(), &tag("fork-4")).await.unwrap().digest;
     assert!(!rig.store.summarize_journal().await.unwrap(), "there are few objects: it would not pay");
-    many_changes(&rig.store, base, 150).await;
-    assert!(summarize(&rig.store).await > 300);
+    many_changes(&rig.store, base, 130).await;
+    assert!(summarize(&rig.store).await > 256);
     assert_eq!(summarize(&rig.store).await, 0);
     let left = journals(&rig).await;
     assert!(left.len() == 1 && left[0].1.summary.is_some(), "{left:?}");
@@ -213,8 +213,8 @@ async fn a_summary_keeps_the_journal_small_and_loses_nothing(on: Backend) {
     let (before, _) = new.metadata.begin_names().await.unwrap();
     assert_eq!(before, rig.metadata.begin_names().await.unwrap().0);
     new.store.put_tag(&repository(), tag("later"), base, None).await.unwrap();
-    many_changes(&new.store, base, 150).await;
-    assert!(summarize(&new.store).await > 300, "the rebuilt store knows the old objects");
+    many_changes(&new.store, base, 130).await;
+    assert!(summarize(&new.store).await > 256, "the rebuilt store knows the old objects");
     let (third, _) = rebuilt(&new).await;
     assert_eq!(listing(&third.store).await, listing(&new.store).await);
     assert!(third.metadata.begin_names().await.unwrap().0 > before);
