@@ -38,9 +38,9 @@ pub struct Bound {
 
 impl Bound {
     /// For a normal run.
-    pub const NORMAL: Self = Self { most: 45, ..Self::COARSE };
+    pub const NORMAL: Self = Self { most: 36, ..Self::COARSE };
     /// For a normal run that is about one kind of work.
-    pub const SHORT: Self = Self { most: 10, ..Self::NORMAL };
+    pub const SHORT: Self = Self { most: 8, ..Self::NORMAL };
     /// What a planted bug must be found with.
     pub const COARSE: Self = Self { subsets: 2, positions: 2, old: false, pairs: false, random: 0, most: 600 };
     /// For a long run of what takes long to open.
