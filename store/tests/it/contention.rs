@@ -175,7 +175,7 @@ async fn first_quotas_and_repairs_beside_them_do_not_deadlock_and_find_nothing_w
         let fleet = Arc::clone(&fleet);
         async move { fleet.count(1).await }
     });
-    fleet.run(6, 25, true).await;
+    fleet.run(6, 15, true).await;
     assert!(counting.await.unwrap() > 2, "counts and pushes have met");
     assert_eq!(fleet.deadlocks().await, 0);
 }
