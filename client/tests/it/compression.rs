@@ -28,6 +28,12 @@ fn geometry(dtype: Dtype) -> Geometry {
 /// A directory of pages with numbers, one with zeros, one that is mostly zeros, and one with noise;
 /// a checkpoint with a tensor of this type; attachments, one of which is large if the type is BF16.
 fn sample(dtype: Dtype) -> TempDir {
+    let large = if dtype == Dtype::Bf16 { [numbers(4, 17 << 20), vec![0; 1 << 20]].concat() } else { numbers(4, 200_000) };
+    sample_with(dtype, &large)
+}
+
+/// The same with these bytes as the attachment that may be large.
+fn sample_with(dtype: Dtype, large: &[u8]) -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path();
     let bytes = geometry(dtype).page_bytes(&Limits::default()).unwrap() as usize;
@@ -47,7 +53,6 @@ fn sample(dtype: Dtype) -> TempDir {
     std::fs::write(root.join("checkpoint.json"), format!(r#"{{"abi":"pf.checkpoint.v1","key":{key},"tensors":[{tensor}]}}"#)).unwrap();
     std::fs::create_dir(root.join("attachments")).unwrap();
     std::fs::write(root.join("attachments/numbers"), numbers(3, 100_000)).unwrap();
-    let large = if dtype == Dtype::Bf16 { [numbers(4, 17 << 20), vec![0; 1 << 20]].concat() } else { numbers(4, 200_000) };
     std::fs::write(root.join("attachments/large"), large).unwrap();
     dir
 }
@@ -219,7 +224,7 @@ async fn an_interrupted_push_goes_on_and_ends_with_the_same_snapshot() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn flag_and_file_set_it_and_the_summary_says_what_it_brought() {
-    let (source, home) = (sample(Dtype::Bf16), tempfile::tempdir().unwrap());
+    let (source, home) = (sample_with(Dtype::Bf16, &numbers(4, 1 << 20)), tempfile::tempdir().unwrap());
     std::fs::create_dir_all(home.path().join(".config/pf")).unwrap();
     let file = home.path().join(".config/pf/config.toml");
     let path = source.path().to_str().unwrap();
