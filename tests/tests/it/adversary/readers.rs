@@ -54,6 +54,17 @@ fn a_pull_of_a_tag_that_moves_gets_one_complete_snapshot() {
 
 #[test]
 fn equal_and_overlapping_pushes_at_once_leave_what_one_after_the_other_leaves() {
+    pushes_at_once(2);
+}
+
+mod long {
+    #[test]
+    fn equal_and_overlapping_pushes_at_once_leave_what_one_after_the_other_leaves() {
+        super::pushes_at_once(6);
+    }
+}
+
+fn pushes_at_once(rounds: u64) {
     let unique = |at_once: bool, round: u64| {
         let registry = Registry::start();
         let hosts: Vec<Pf> = (0..4).map(|_| Pf::new(&registry.url())).collect();
@@ -82,7 +93,7 @@ fn equal_and_overlapping_pushes_at_once_leave_what_one_after_the_other_leaves() 
         let stats = hosts[0].json(&["stats"]);
         (stats["unique_bytes"].clone(), stats["logical_bytes"].clone(), hosts[0].tags("a"))
     };
-    for round in 0..3 {
+    for round in 0..rounds {
         assert_eq!(unique(true, round), unique(false, round), "round {round}");
     }
 }

@@ -170,7 +170,7 @@ fn kills(database: Database, packs: Packs, rounds: u32) {
 #[test]
 fn a_killed_registry_finishes_what_it_began() {
     kills(Database::Sqlite, Packs::Directory, 3);
-    kills(Database::Postgres, Packs::Bucket, 3);
+    kills(Database::Postgres, Packs::Bucket, 2);
 }
 
 /// Runs a subcommand of `pf-registry` on a data directory.
