@@ -82,7 +82,8 @@ fn tokens_are_the_published_ones_and_text_survives() {
 
 #[test]
 fn bits_do_not_depend_on_chunks_threads_or_placement() {
-    let tokens = prose(90);
+    // More than a pass through the layers takes (128), so that one call has two of them.
+    let tokens = prose(130);
     let run = |options: Options, cuts: &[usize]| {
         let mut engine = base().sibling(Options { blocks: 16, ..options });
         let seq = engine.create();
@@ -97,7 +98,7 @@ fn bits_do_not_depend_on_chunks_threads_or_placement() {
     let singles: Vec<usize> = (56..72).collect();
     assert!(run(Options { threads: 1, placement: Some(1), ..Options::default() }, &singles) == want, "one by one");
     assert!(run(Options { threads: 2, placement: Some(2), ..Options::default() }, &[1, 7, 63, 64, 65, 80]) == want, "in pieces");
-    assert!(run(Options { threads: 5, ..Options::default() }, &[89]) == want, "five threads");
+    assert!(run(Options { threads: 5, ..Options::default() }, &[129]) == want, "five threads");
 }
 
 #[test]
