@@ -158,10 +158,15 @@ impl Store {
         let create = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
         match self.packs.put_opts(&place, text.clone().into(), create).await {
             Ok(_) | Err(object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. }) => {}
-            // Some storages cannot do that. Of two first starts at once, one may be refused there.
-            Err(_) => {
-                self.packs.put(&place, text.into()).await.map_err(Error::packs)?;
-            }
+            // Some storages cannot do that, and any may fail once. A marker that came meanwhile may be
+            // in the tables by now, and must not be replaced. Where the storage cannot do it, one of
+            // two first starts at once may still be refused.
+            Err(_) => match self.marker().await? {
+                Marker::Missing => {
+                    self.packs.put(&place, text.into()).await.map_err(Error::packs)?;
+                }
+                first => return Ok(first),
+            },
         }
         self.marker().await
     }
@@ -182,7 +187,7 @@ impl Store {
     }
 
     /// Gives a store its id at its first start: from then on a disk that is unmounted before the
-    /// first push is not taken for a new one. A storage that is away does not prevent the start:
+    /// first push is not taken for a new one. A storage that fails here does not prevent the start:
     /// the first push does this again.
     ///
     /// # Errors
