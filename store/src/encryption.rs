@@ -251,7 +251,13 @@ impl Keys {
         let wrapped = match read_key(&*store.packs).await? {
             Some(wrapped) => wrapped,
             None if self.encrypt_new() && is_new(&*store.packs, is_started).await? => self.wrap_new().await?,
-            None => return Ok(None),
+            None => {
+                if self.encrypt_new() {
+                    let reason = "its storage has a marker or packs that these tables do not know";
+                    tracing::warn!(reason, "the default domain is not encrypted, although new domains are to be");
+                }
+                return Ok(None);
+            }
         };
         // One that cannot be opened is not entered.
         self.unwrap(name, &wrapped).await?;
