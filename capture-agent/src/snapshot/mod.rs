@@ -28,7 +28,7 @@ use pfr_schema::agent::{Push, PushJob, SnapshotReport, SnapshotRequest};
 use pfr_schema::engine::{Oracle, Sequence, Verb};
 use pfr_schema::frame::end_mark;
 use pfr_schema::tree::Document;
-use pfr_schema::{Digest, Reference, Tag};
+use pfr_schema::{Digest, ErrorCode, Reference, Tag};
 use pfr_store::{Pin, PushSession, document_frame};
 use std::convert::Infallible;
 use std::pin::pin;
@@ -68,7 +68,11 @@ impl Agent {
             taken = &mut taking => Some(taken),
             () = tokio::time::sleep_until(deadline.into()) => match commit_begun.get() {
                 true => Some(taking.await),
-                false => None,
+                false => {
+                    metrics::counter!("pf_agent_snapshots_total", "outcome" => ErrorCode::Timeout.name()).increment(1);
+                    tracing::warn!(engine, "snapshot given up at the deadline of its drain");
+                    None
+                }
             },
         }
     }
