@@ -110,16 +110,26 @@ fn a_blob_takes_two_operations_and_no_rename() {
 }
 
 mod long {
-    use super::{Bound, no_power_cut_harms};
+    use super::{Bound, all_syncs_but_one_are_needed, no_power_cut_harms};
 
     #[test]
     fn a_directory_that_a_power_cut_left_is_complete_or_completed_by_the_next_pull() {
         no_power_cut_harms(Bound::LONG);
     }
+
+    #[test]
+    fn every_sync_of_a_pull_but_one_is_needed() {
+        all_syncs_but_one_are_needed(Bound::COARSE);
+    }
 }
 
 #[test]
 fn every_sync_of_a_pull_but_one_is_needed() {
+    all_syncs_but_one_are_needed(Bound::NORMAL);
+}
+
+/// Opens so many states without the sync that is not needed.
+fn all_syncs_but_one_are_needed(bound: Bound) {
     let Some(pulled) = recorded() else { return };
     let syncs: Vec<(usize, PathBuf, Synced)> = pulled.trace.syncs().map(|(at, path, synced)| (at, path.to_owned(), synced)).collect();
     // Creating a folder syncs its parent. Here the sync of everything, before the page manifest,
@@ -129,9 +139,9 @@ fn every_sync_of_a_pull_but_one_is_needed() {
     for (at, path, synced) in &syncs {
         let trace = pulled.trace.without_syncs(|other, _, _| other == *at);
         let is_unneeded = (path, synced) == (&unneeded.0, &unneeded.1);
-        // A needed sync is found at the first state that is wrong. For the other one, all are
-        // opened.
-        let wrong = pulled.wrong(&trace, if is_unneeded { Bound::NORMAL } else { Bound::COARSE }, 1);
+        // A needed sync is found at the first state that is wrong. For the other one, all states
+        // of `bound` are opened.
+        let wrong = pulled.wrong(&trace, if is_unneeded { bound } else { Bound::COARSE }, 1);
         println!("without {synced:?} of {path:?}: {wrong:?}");
         assert_eq!(wrong.is_empty(), is_unneeded, "{synced:?} of {path:?} of {syncs:?}");
         needed += usize::from(!wrong.is_empty());
