@@ -13,8 +13,9 @@ use pfr_schema::agent::{
 use pfr_schema::engine::{Sequence, SequenceInfo, SequenceState, Verb};
 use pfr_schema::tree::GroupKind;
 use pfr_schema::{ErrorCode, Reference};
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How often a busy engine is tried again.
@@ -33,6 +34,28 @@ struct Limit {
     deadline: Instant,
     /// What the request allows.
     seconds: u64,
+}
+
+/// How far the captures of a drain are, of all engines.
+#[derive(Debug, Default)]
+struct Progress {
+    /// Bytes of those that are over.
+    bytes: AtomicU64,
+    /// Those that have begun and are not over.
+    under_way: Mutex<BTreeSet<String>>,
+}
+
+impl Progress {
+    /// Says in the job what is captured now, after `change`.
+    fn note(&self, handle: &Handle, change: impl FnOnce(&mut BTreeSet<String>)) {
+        let mut under_way = self.under_way.lock().unwrap_or_else(PoisonError::into_inner);
+        change(&mut under_way);
+        if !under_way.is_empty() {
+            let names: Vec<&str> = under_way.iter().map(String::as_str).collect();
+            let note = format!("capturing {}", names.join(", "));
+            handle.update(|job| job.note = Some(note));
+        }
+    }
 }
 
 impl Agent {
@@ -79,10 +102,10 @@ impl Agent {
         handle.save().await;
         let seconds = request.wait_seconds.unwrap_or(LONGEST_WAIT_SECONDS).clamp(LEAST_LOOK_SECONDS, LONGEST_WAIT_SECONDS);
         let deadline = (begun + Duration::from_secs(seconds)).max(Instant::now() + Duration::from_secs(LEAST_LOOK_SECONDS));
-        let (limit, bytes) = (Limit { deadline, seconds }, AtomicU64::new(0));
+        let (limit, progress) = (Limit { deadline, seconds }, Progress::default());
         handle.done(0);
         // Engines at the same time: one that hangs takes no time from the others.
-        let of_engines = plan.chunk_by(|a, b| a.engine == b.engine).map(|items| self.capture_each(items, limit, &bytes, handle));
+        let of_engines = plan.chunk_by(|a, b| a.engine == b.engine).map(|items| self.capture_each(items, limit, &progress, handle));
         let captured: Vec<SnapshotReport> = join_all(of_engines).await.into_iter().flatten().collect();
         // All are safe on this host before the first wait for the network.
         let (since, seconds) = request.wait_seconds.map_or_else(|| (Instant::now(), WAIT_SECONDS), |seconds| (begun, seconds));
@@ -204,16 +227,18 @@ impl Agent {
     }
 
     /// Captures sequences of one engine, one after another. The job lists those that are not
-    /// captured. `bytes` counts those that are over, of all engines.
-    async fn capture_each(&self, items: &[DrainItem], limit: Limit, bytes: &AtomicU64, handle: &Handle) -> Vec<SnapshotReport> {
+    /// captured.
+    async fn capture_each(&self, items: &[DrainItem], limit: Limit, progress: &Progress, handle: &Handle) -> Vec<SnapshotReport> {
         let mut captured = Vec::new();
         for item in items {
-            handle.update(|job| job.note = Some(format!("capturing {} of {}", item.sequence, item.engine)));
+            let name = format!("{} of {}", item.sequence, item.engine);
+            progress.note(handle, |under_way| drop(under_way.insert(name.clone())));
             match self.capture(item, limit).await {
                 Ok(report) => captured.push(report),
                 Err(error) => missed(handle, &item.engine, &item.sequence, &error),
             }
-            handle.done(bytes.fetch_add(item.bytes, Ordering::Relaxed) + item.bytes);
+            progress.note(handle, |under_way| drop(under_way.remove(&name)));
+            handle.done(progress.bytes.fetch_add(item.bytes, Ordering::Relaxed) + item.bytes);
             handle.save().await;
         }
         captured

@@ -293,6 +293,7 @@ impl Serving {
         let requests = Arc::clone(&state);
         // One request after another takes it.
         let (places, place) = (Arc::clone(&self.places), Arc::new(Mutex::new(place)));
+        let stops = stopping.clone();
         let service = service_fn(move |mut request: hyper::Request<hyper::body::Incoming>| {
             requests.request();
             base::take_off(&mut request);
@@ -300,11 +301,19 @@ impl Serving {
             if let Some(peer) = peer {
                 request.extensions_mut().insert(peer);
             }
-            let (service, places, place) = (service.clone(), Arc::clone(&places), Arc::clone(&place));
+            let (service, places, place, mut stops) = (service.clone(), Arc::clone(&places), Arc::clone(&place), stops.clone());
             async move {
                 let mut place = place.lock().await;
-                if !is_exempt(request.uri().path()) && !places.admit(&mut place).await {
-                    request.extensions_mut().insert(NoPlace);
+                if !is_exempt(request.uri().path()) {
+                    let admitted = tokio::select! {
+                        biased;
+                        admitted = places.admit(&mut place) => admitted,
+                        // What has waited until now is not begun any more.
+                        _ = stops.wait_for(|stop| *stop) => false,
+                    };
+                    if !admitted {
+                        request.extensions_mut().insert(NoPlace);
+                    }
                 }
                 let mut answer = service.call(request).await?;
                 if place.is_reserve() {

@@ -199,7 +199,12 @@ impl Store {
         let is_new = self.is_new().await?;
         let identified = tokio::time::timeout(START_WAIT, self.identify(is_new)).await;
         let error = match identified.unwrap_or_else(|_| Err(late())) {
-            Err(error @ (Error::Full(_) | Error::NotPermitted { .. } | Error::Unavailable { what: "storage" | "packs", .. })) => error,
+            Err(
+                error @ (Error::Full(_)
+                | Error::Locked(_)
+                | Error::NotPermitted { .. }
+                | Error::Unavailable { what: "storage" | "packs", .. }),
+            ) => error,
             done => return done.map(drop),
         };
         tracing::warn!(%error, "the storage has not got its id yet; the first push tries again");

@@ -100,15 +100,21 @@ pub(crate) struct Connections {
     begun: Instant,
     next: AtomicU64,
     open: Mutex<HashMap<u64, Arc<Connection>>>,
+    /// Whether those in the reserve. The idle ones among them have not sent their request yet.
+    is_reserve: bool,
 }
 
 impl Default for Connections {
     fn default() -> Self {
-        Self { begun: Instant::now(), next: AtomicU64::new(0), open: Mutex::default() }
+        Self { begun: Instant::now(), next: AtomicU64::new(0), open: Mutex::default(), is_reserve: false }
     }
 }
 
 impl Connections {
+    fn in_reserve() -> Arc<Self> {
+        Arc::new(Self { is_reserve: true, ..Self::default() })
+    }
+
     /// Adds a new connection. It is removed when the returned value is dropped.
     pub(crate) fn open(self: &Arc<Self>) -> OpenConnection {
         self.add(Arc::new(Connection::new(self.begun)))
@@ -122,9 +128,14 @@ impl Connections {
 
     /// Closes the connection that has been idle for longest. If none is idle, closes the one whose
     /// client has been waited for longest. Never closes a connection that the registry works for.
+    /// In the reserve, those that are waited for go first: their request is refused and the rest of
+    /// its body is read, and an idle one may be a probe that has just come.
     pub(crate) fn make_room(&self) {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        let rank = |connection: &Connection| (connection.state(), connection.since.load(Ordering::Relaxed));
+        let rank = |connection: &Connection| {
+            let is_idle = connection.state() == Activity::Idle as usize;
+            (is_idle == self.is_reserve, connection.since.load(Ordering::Relaxed))
+        };
         let least = open
             .iter()
             .filter(|(_, connection)| connection.state() != Activity::Working as usize)
@@ -213,8 +224,9 @@ pub(crate) struct Places {
 impl Places {
     /// `most` places, for each of which a connection waits at most for `limit`.
     pub(crate) fn new(most: usize, limit: Duration) -> Self {
-        let slots = |most| ConnectionSlots::new(most, limit);
-        Self { slots: slots(most), reserve: slots(RESERVE), waiting: Arc::new(Semaphore::new(WAITING)) }
+        let slots = ConnectionSlots::new(most, limit);
+        let reserve = ConnectionSlots { connections: Connections::in_reserve(), ..ConnectionSlots::new(RESERVE, limit) };
+        Self { slots, reserve, waiting: Arc::new(Semaphore::new(WAITING)) }
     }
 
     /// Finds a place for a new connection, which `open` adds to the connections that it is given.
@@ -306,6 +318,17 @@ mod tests {
         assert!(moved.connection.closed().now_or_never().is_none());
         to.make_room();
         assert!(moved.connection.closed().now_or_never().is_some());
+    }
+
+    #[test]
+    fn in_the_reserve_a_probe_that_has_just_come_outlives_what_is_waited_for() {
+        let reserve = Connections::in_reserve();
+        let (drained, probe) = (reserve.open(), reserve.open());
+        drained.connection.set(Activity::Waiting);
+        reserve.make_room();
+        assert_eq!(reserve.open.lock().unwrap().keys().copied().collect::<Vec<u64>>(), [probe.id]);
+        reserve.make_room();
+        assert!(reserve.open.lock().unwrap().is_empty(), "then idle ones go by age");
     }
 
     #[tokio::test(start_paused = true)]

@@ -425,8 +425,8 @@ async fn a_start_that_was_cut_between_marker_and_tables_is_finished_by_the_next(
     push(&next, &snapshot(&[1], vec![]), "t").await.unwrap();
 }
 
-/// A new store starts although its storage fails, or does not answer. Its first push gives it the
-/// id.
+/// A new store starts although its storage fails, or does not answer, to all but lists. Its first
+/// push gives it the id.
 async fn a_new_store_starts_while(hangs: bool) {
     let away = Arc::new(AtomicBool::new(true));
     let say: Say = {
@@ -451,13 +451,13 @@ async fn a_new_store_starts_while(hangs: bool) {
 }
 
 #[tokio::test]
-async fn a_new_store_starts_while_its_storage_fails() {
+async fn a_new_store_starts_while_its_marker_cannot_be_read() {
     a_new_store_starts_while(false).await;
 }
 
 mod long {
     #[tokio::test]
-    async fn a_new_store_starts_while_its_storage_does_not_answer() {
+    async fn a_new_store_starts_while_no_answer_comes_for_its_marker() {
         super::a_new_store_starts_while(true).await;
     }
 }
