@@ -195,7 +195,7 @@ settings! {
     slow_upload_bytes: u64 = 32 << 20, "PF_REGISTRY_SLOW_UPLOAD_BYTES", "SIZE", value_parser = size::<u64> => "size_in_file";
     /// Connections held at once [default: 1024], each with up to 128 KiB of what its client sent.
     /// When a request comes on another one, the one that was idle for longest is closed. Beside
-    /// them are 128 on which requests wait, and health checks are answered.
+    /// these are 64 that wait with a request, and a reserve of 64 where health checks are answered.
     max_connections: usize = 1024, "PF_REGISTRY_MAX_CONNECTIONS", "N";
     /// Bytes a second that a client must send, or take, of a body [default: 16384], averaged over
     /// the whole body; 0 for no minimum.

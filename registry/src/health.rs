@@ -1,5 +1,5 @@
 //! For operators and monitoring: liveness, readiness, metrics, the API's description. They are
-//! exempt from the limit on requests.
+//! exempt from the limits on requests and on connections.
 
 use crate::app::App;
 use crate::auth::{Access, Admin, AllRepositories, Metrics, Open};
