@@ -47,7 +47,7 @@ struct Progress {
 
 impl Progress {
     /// Says in the job what is captured now, after `change`.
-    fn note(&self, handle: &Handle, change: impl FnOnce(&mut BTreeSet<String>)) {
+    fn note(&self, handle: &Handle, change: impl FnOnce(&mut BTreeSet<String>) -> bool) {
         let mut under_way = self.under_way.lock().unwrap_or_else(PoisonError::into_inner);
         change(&mut under_way);
         if !under_way.is_empty() {
@@ -232,12 +232,12 @@ impl Agent {
         let mut captured = Vec::new();
         for item in items {
             let name = format!("{} of {}", item.sequence, item.engine);
-            progress.note(handle, |under_way| drop(under_way.insert(name.clone())));
+            progress.note(handle, |under_way| under_way.insert(name.clone()));
             match self.capture(item, limit).await {
                 Ok(report) => captured.push(report),
                 Err(error) => missed(handle, &item.engine, &item.sequence, &error),
             }
-            progress.note(handle, |under_way| drop(under_way.remove(&name)));
+            progress.note(handle, |under_way| under_way.remove(&name));
             handle.done(progress.bytes.fetch_add(item.bytes, Ordering::Relaxed) + item.bytes);
             handle.save().await;
         }
