@@ -158,9 +158,9 @@ impl Store {
         let create = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
         match self.packs.put_opts(&place, text.clone().into(), create).await {
             Ok(_) | Err(object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. }) => {}
-            // Some storages cannot do that, and any may fail once. A marker that came meanwhile may be
-            // in the tables by now, and must not be replaced. Where the storage cannot do it, one of
-            // two first starts at once may still be refused.
+            // Some storages cannot do that, and any may fail once. A marker that came meanwhile may
+            // be in the tables by now, and must not be replaced. Where the storage cannot do it,
+            // one of two first starts at once may still be refused.
             Err(_) => match self.marker().await? {
                 Marker::Missing => {
                     self.packs.put(&place, text.into()).await.map_err(Error::packs)?;
