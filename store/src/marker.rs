@@ -7,9 +7,9 @@
 //! pack is lost. Otherwise the storage is out of reach, and nothing follows from it.
 //!
 //! The id is in the marker first, and then in the tables. Once the tables have it, no marker is
-//! written where none is, and one with another id is another store's. A marker without an id is of
-//! an earlier version, or a person has put it there, who says that the storage is the right one: it
-//! gets the id.
+//! written where none is, and one with another id is another store's. An earlier version wrote a
+//! marker without an id, or a person put it there to say that the storage is the right one. Such a
+//! marker counts, and gets the id.
 
 use crate::Store;
 use crate::boxed;
@@ -151,8 +151,8 @@ impl Store {
         if found == known { Ok(known) } else { Err(of_another(&found, &known)) }
     }
 
-    /// Writes a marker with a new id if there is none, and returns what is there then: another
-    /// process may have been first.
+    /// Writes a marker with a new id if none is there. Returns the marker that is there afterwards,
+    /// which another process may have written.
     async fn new_marker(&self) -> Result<Marker> {
         let (place, text) = (Path::from(KEY), text_of(&new_id()));
         let create = PutOptions { mode: PutMode::Create, ..PutOptions::default() };

@@ -270,7 +270,8 @@ impl Place {
         &self.open.connection
     }
 
-    /// Whether it is one in the reserve, or was left for a place that did not become free.
+    /// Whether the connection has no place of its own: it is in the reserve, or left the reserve
+    /// and found no place.
     pub(crate) fn is_reserve(&self) -> bool {
         self.is_reserve
     }

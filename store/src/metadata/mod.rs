@@ -387,8 +387,8 @@ macro_rules! metadata_transactions {
             /// The id that the marker on the storage must have. None until it is entered: the
             /// marker has it before.
             storage_id() -> Option<String> = READ |tx| packs::storage_id(tx);
-            /// Enters the id of the storage if there is none; returns the one that there is then:
-            /// another process may have been first.
+            /// Enters the id of the storage if the tables have none. Returns the id that they have
+            /// afterwards, which another process may have entered.
             enter_storage_id(id: String) -> String = WRITE |tx| packs::enter_storage_id(tx, id);
             /// Forgets the id of the storage: a rebuild takes that of the marker.
             forget_storage_id() -> () = WRITE |tx| packs::forget_storage_id(tx);
