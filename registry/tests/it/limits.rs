@@ -17,7 +17,7 @@ use reqwest::header::HeaderValue;
 use reqwest::{Body, Method, Response, StatusCode};
 use serde_json::json;
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
@@ -177,10 +177,11 @@ async fn beyond_the_limit_requests_wait_and_are_then_refused_and_health_is_not()
 /// request.
 #[tokio::test]
 async fn a_registry_that_works_for_as_many_connections_as_it_may_answers_probes_and_refuses_others() {
+    const QUEUE: u64 = 3;
     let (store, hold) = trouble::holding(Options::default()).await;
     let registry = Registry::start_over_with(store, |config| {
         config.max_connections = 1;
-        config.queue_seconds = 1;
+        config.queue_seconds = QUEUE;
     })
     .await;
     let sample = snapshot(0..2, vec![]);
@@ -193,15 +194,18 @@ async fn a_registry_that_works_for_as_many_connections_as_it_may_answers_probes_
     // A connection for each request, as a supervisor has.
     let client = reqwest::Client::builder().no_proxy().pool_max_idle_per_host(0).build().expect("a client");
     let ask = |path: &str| client.get(registry.url(path)).send();
-    // Many more than may wait.
-    let beyond = join_all((0..80).map(|_| ask("/v1/repositories")));
-    let probes = async {
+    let probes = async || {
         for path in ["/livez", "/readyz", "/metrics"] {
             let answer = ask(path).await.expect("an answer");
             assert_eq!((answer.status(), &answer.headers()["connection"]), (StatusCode::OK, &HeaderValue::from_static("close")), "{path}");
         }
     };
-    let (refusals, ()) = tokio::join!(beyond, probes);
+    let begun = Instant::now();
+    probes().await;
+    assert!(begun.elapsed() < Duration::from_secs(QUEUE), "no probe waits for a place");
+    // Many more than may wait.
+    let beyond = join_all((0..80).map(|_| ask("/v1/repositories")));
+    let (refusals, ()) = tokio::join!(beyond, probes());
     for refusal in refusals {
         let refusal = refusal.expect("an answer");
         assert_eq!(refusal.headers()["retry-after"], "1");
