@@ -41,7 +41,7 @@ const LISTS: u64 = 16 << 20;
 /// Maximum bytes of token lists that are read only to say how many tokens agree: of snapshots that
 /// can be used at their end or not at all. A request that matches nothing would else read and hash
 /// megabytes for each of the newest snapshots.
-const EXPLAINED: u64 = 4 << 20;
+const EXPLAINED: u64 = 2 << 20;
 /// Waypoints that are looked at, the deepest first, until a snapshot there can be used.
 const WAYPOINTS: usize = 8;
 
