@@ -28,25 +28,35 @@ fn any(_: &Seen) -> bool {
 #[tokio::test]
 async fn every_single_request_may_be_refused_for_a_while_or_lose_its_answer() {
     let source = directory(SMALL, &(0..100).collect::<Vec<_>>());
+    let registry = Registry::start().await;
+    let front = Front::start(&registry.url, |_| Fate::Pass);
+    push_dir(&remote(&front.url), source.path(), "t").await.unwrap();
+    let pushing = front.seen().len();
+    pull_store(&remote(&front.url), "t", &memory().await).await.unwrap();
+    let pulling = front.seen().len() - pushing;
+    assert!(pushing > 3 && pulling > 3, "{pushing} requests of a push, {pulling} of a pull");
     for (fate, name) in [(refused as fn() -> Fate, "refused"), (|| Fate::LoseAnswer, "lost")] {
-        for nth in 0..6_usize {
+        for nth in 0..pushing.max(pulling) {
             let registry = Registry::start().await;
-            let mut count = 0;
-            let front = Front::start(&registry.url, move |_| {
-                count += 1;
-                if count == nth + 1 { fate() } else { Fate::Pass }
-            });
+            let front = Front::start(&registry.url, only(nth, fate));
             let pushed = push_dir(&remote(&front.url), source.path(), "t").await.unwrap_or_else(|e| panic!("push, {name} {nth}: {e}"));
+            assert_eq!(front.struck(), usize::from(nth < pushing), "push, {name} {nth} of {pushing}");
             registry.store.verify(&pushed.digest, &mut |_| {}).await.unwrap();
             let store = memory().await;
-            let mut count = 0;
-            let front = Front::start(&registry.url, move |_| {
-                count += 1;
-                if count == nth + 1 { fate() } else { Fate::Pass }
-            });
+            let front = Front::start(&registry.url, only(nth, fate));
             pull_store(&remote(&front.url), "t", &store).await.unwrap_or_else(|e| panic!("pull, {name} {nth}: {e}"));
+            assert_eq!(front.struck(), usize::from(nth < pulling), "pull, {name} {nth} of {pulling}");
             store.verify(&pushed.digest, &mut |_| {}).await.unwrap();
         }
+    }
+}
+
+/// A rule that gives `fate` to one request, counted from 0.
+fn only(nth: usize, fate: fn() -> Fate) -> impl FnMut(&Seen) -> Fate + Send + 'static {
+    let mut count = 0;
+    move |_| {
+        count += 1;
+        if count == nth + 1 { fate() } else { Fate::Pass }
     }
 }
 
