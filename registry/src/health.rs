@@ -4,7 +4,7 @@
 use crate::app::App;
 use crate::auth::{Access, Admin, AllRepositories, Metrics, Open};
 use crate::failures;
-use crate::metrics::{DISK, PACKS, ROWS_WRITTEN, SMALL_PACKS, TRACES_DROPPED, of_domain, set_quota, set_tasks};
+use crate::metrics::{DATABASE_UP, DISK, PACKS, ROWS_WRITTEN, SMALL_PACKS, TRACES_DROPPED, of_domain, set_quota, set_tasks};
 use crate::problem::ApiError;
 use crate::v1::Answer;
 use axum::extract::State;
@@ -70,7 +70,9 @@ pub(crate) async fn metrics(_: Access<Admin, Metrics>, State(app): State<App>) -
         }
         Ok::<_, pfr_store::Error>(())
     };
-    match tokio::time::timeout(READY, read).await {
+    let read = tokio::time::timeout(READY, read).await;
+    metrics::gauge!(DATABASE_UP).set(if matches!(read, Ok(Ok(()))) { 1.0 } else { 0.0 });
+    match read {
         Ok(Ok(())) => {}
         Ok(Err(error)) => tracing::warn!(%error, "metrics: what is on storage and the backlog of collection cannot be read"),
         Err(_) => tracing::warn!("metrics: what is on storage and the backlog of collection cannot be read: no answer within {READY:?}"),
@@ -85,4 +87,73 @@ pub(crate) async fn metrics(_: Access<Admin, Metrics>, State(app): State<App>) -
 )]
 pub(crate) async fn openapi(_: Access<Open, AllRepositories>, State(app): State<App>) -> impl IntoResponse {
     ([(header::CONTENT_TYPE, "application/json")], app.openapi.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use crate::routes;
+    use crate::storage::Opened;
+    use axum::Router;
+    use axum::body::{Body, to_bytes};
+    use axum::http::{Request, StatusCode};
+    use hyper::service::Service as _;
+    use hyper_util::service::TowerToHyperService;
+    use pfr_schema::AccessToken;
+    use pfr_store::{Clock, Domains, Options, Store};
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use tokio::time::{Instant, pause, timeout};
+
+    /// A registry whose database answers until `hangs` is set.
+    async fn service(hangs: &Arc<AtomicBool>, config: &Config) -> Router {
+        let (hangs, own) = (Arc::clone(hangs), std::thread::current().id());
+        // Each transaction asks for the time, in the thread of the database.
+        let clock = Clock::new(move || {
+            while hangs.load(Ordering::Relaxed) && std::thread::current().id() != own {
+                std::thread::park();
+            }
+            Clock::system().now()
+        });
+        let store = Store::open_in_memory(Options { clock, ..Options::default() }).await.unwrap();
+        let opened = Opened { domains: Domains::new(store, None), redirects: None };
+        let app = App::new(opened, crate::metrics::recorder().unwrap(), routes::openapi(), None, config);
+        routes::service(app, None)
+    }
+
+    /// Status and text of the answer, and how long it took.
+    async fn scrape(service: &Router) -> (StatusCode, String, Duration) {
+        let token = AccessToken::new([1; 8], [2; 32]);
+        let request = Request::get("/metrics")
+            .header(header::HOST, "localhost")
+            .header(header::AUTHORIZATION, format!("Bearer {}", token.expose()))
+            .body(Body::empty())
+            .unwrap();
+        let begun = Instant::now();
+        let asked = TowerToHyperService::new(service.clone()).call(request);
+        let answer = timeout(Duration::from_secs(60), asked).await.expect("an answer").unwrap();
+        let (status, body) = (answer.status(), to_bytes(answer.into_body(), usize::MAX).await.unwrap());
+        (status, String::from_utf8(body.to_vec()).unwrap(), begun.elapsed())
+    }
+
+    #[tokio::test]
+    async fn a_scrape_ends_although_the_database_hangs_and_says_so() {
+        let hangs = Arc::new(AtomicBool::new(false));
+        let open = service(&hangs, &Config::default()).await;
+        let guarded = service(&hangs, &Config { require_tokens: true, ..Config::default() }).await;
+        let is_up = |text: &str, value: &str| text.lines().any(|line| line == format!("pf_database_up {value}"));
+        let (status, text, _) = scrape(&open).await;
+        assert!(status == StatusCode::OK && is_up(&text, "1"), "{status}: {text}");
+        hangs.store(true, Ordering::Relaxed);
+        // Time passes when nothing else is to be done.
+        pause();
+        let (status, text, took) = scrape(&open).await;
+        assert!(status == StatusCode::OK && is_up(&text, "0"), "{status}: {text}");
+        assert!(took < Duration::from_secs(10), "{took:?}");
+        // Whether the token is valid is not known.
+        let (status, text, took) = scrape(&guarded).await;
+        assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE, "{text}");
+        assert!(took < Duration::from_secs(10), "{took:?}");
+    }
 }

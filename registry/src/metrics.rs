@@ -26,6 +26,7 @@ pub(crate) const LAPSED: &str = "pf_lapsed_claims_total";
 pub(crate) const COMMITS: &str = "pf_commits_total";
 pub(crate) const TAG_CONFLICTS: &str = "pf_tag_conflicts_total";
 pub(crate) const ROWS_WRITTEN: &str = "pf_store_rows_written_total";
+pub(crate) const DATABASE_UP: &str = "pf_database_up";
 pub(crate) const DISK: &str = "pf_store_disk_bytes";
 pub(crate) const PACKS: &str = "pf_store_packs";
 pub(crate) const SMALL_PACKS: &str = "pf_store_small_packs";
@@ -127,6 +128,7 @@ fn describe() {
     describe_counter!(COMMITS, Unit::Count, "Commits, by whether the repository did not have the snapshot before.");
     describe_counter!(TAG_CONFLICTS, Unit::Count, "Tag updates refused because the tag was not where the caller said.");
     describe_counter!(ROWS_WRITTEN, Unit::Count, "Metadata rows inserted, updated or deleted.");
+    describe_gauge!(DATABASE_UP, Unit::Count, "1 if the databases of all open domains answered the scrape, else 0.");
     describe_gauge!(DISK, Unit::Bytes, "Bytes of all packs that are in use.");
     describe_gauge!(PACKS, Unit::Count, "Live packs: those that are neither being written nor waiting for their deletion.");
     describe_gauge!(SMALL_PACKS, Unit::Count, "Of these, packs with less than half of the bytes and of the frames of a full one.");

@@ -22,11 +22,16 @@ use pfr_schema::ErrorCode;
 use pfr_service::problem;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::time::Duration;
 use tracing::{Instrument as _, Span};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Routes that must answer however busy the registry is.
 const EXEMPT: [&str; 3] = ["/livez", "/readyz", "/metrics"];
+/// How long their answers may take: such a request may hold one of the few places in the reserve.
+/// The handlers wait for the store for less, and the rest is for the check of a token. Prometheus
+/// waits for 10 seconds.
+const EXEMPT_LIMIT: Duration = Duration::from_secs(8);
 /// The route of reports of agents, which come every few seconds from each host: their lines are for
 /// debugging only, unless the registry fails.
 const REPORTS: &str = "/v1/agents/{agent}";
@@ -99,20 +104,27 @@ async fn answer(app: App, request: Request, next: Next, id: String, route: Strin
     }
     let quiet = exempt || (method == Method::PUT && route == REPORTS);
     let mut observation = Observation::new(id, method, path, route, quiet, lease, permit.clone(), caller);
-    let response = if let Some(failure) = refused {
-        drop(body);
-        // The browser of a user: the audit log has whose token another site tried to use.
-        if let Some(gate) = app.gate.as_ref().filter(|_| failure.code == ErrorCode::Denied) {
-            gate.identify(&parts).await;
-        }
-        failure.into_response()
-    } else {
-        let answering = next.run(Request::from_parts(parts, body));
-        AssertUnwindSafe(answering).catch_unwind().await.unwrap_or_else(|panic| panicked(&*panic).into_response())
+    let answering = async {
+        let response = if let Some(failure) = refused {
+            drop(body);
+            // The browser of a user: the audit log has whose token another site tried to use.
+            if let Some(gate) = app.gate.as_ref().filter(|_| failure.code == ErrorCode::Denied) {
+                gate.identify(&parts).await;
+            }
+            failure.into_response()
+        } else {
+            let answering = next.run(Request::from_parts(parts, body));
+            AssertUnwindSafe(answering).catch_unwind().await.unwrap_or_else(|panic| panicked(&*panic).into_response())
+        };
+        let ending = Ending::of(&response);
+        trail.close(&app.domains, ending).await;
+        response
     };
-
-    let ending = Ending::of(&response);
-    trail.close(&app.domains, ending).await;
+    let response = match exempt {
+        // The record of a refusal is written all the same, in a task of its own.
+        true => tokio::time::timeout(EXEMPT_LIMIT, answering).await.unwrap_or_else(|_| late().into_response()),
+        false => answering.await,
+    };
     // The rest is sending the answer, which takes as long as the client takes.
     permit.end();
     let mut response = explain(response, &mut observation, &reader);
@@ -172,6 +184,11 @@ fn explain(mut response: Response, observation: &mut Observation, reader: &Reade
 
 const FULL: &str = "the registry has as many connections as it may, and works for all of them; try again in a moment";
 const BUSY: &str = "the registry serves as many requests as it may; try again in a moment";
+
+fn late() -> ApiError {
+    let detail = "the registry's database, or the issuer of the token, does not answer; this says nothing about the token, try again";
+    ApiError::new(ErrorCode::Unavailable, detail).because(format!("no answer within {EXEMPT_LIMIT:?}"))
+}
 
 fn panicked(panic: &(dyn std::any::Any + Send)) -> ApiError {
     let message = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));

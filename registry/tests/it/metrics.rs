@@ -57,6 +57,7 @@ async fn metrics_are_described_and_count_what_they_say() {
         assert_eq!(values.get(&name), Some(&value), "{name} in\n{text}");
     }
     assert!(values["pf_store_rows_written_total"] > 0.0 && values["pf_store_disk_bytes"] > 0.0, "{text}");
+    assert_eq!(values["pf_database_up"], 1.0, "{text}");
     assert!(values["pf_store_packs"] > 0.0 && values["pf_store_small_packs"] == values["pf_store_packs"], "{text}");
     assert!(values["pf_http_in_flight_requests"] >= 1.0, "the scrape itself is in flight");
 
@@ -79,6 +80,7 @@ async fn metrics_are_described_and_count_what_they_say() {
             "_objects",
             "_snapshots",
             "_streams",
+            "_up",
         ];
         assert!(units.iter().any(|unit| name.ends_with(unit)), "{name} does not name its unit");
         let is_listed = ["`", "{"].iter().any(|end| listed.contains(&format!("`{name}{end}")));
