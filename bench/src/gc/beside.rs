@@ -73,8 +73,10 @@ struct Gathered {
 pub async fn run(disk: &Path, args: &Args) -> Result<Vec<Phase>> {
     let (dir, ahead) = (tempfile::Builder::new().prefix("pf-bench-gc-").tempdir_in(disk)?, Ahead::default());
     let (metadata, _, shared) = fill(dir.path(), args.beside_live, args.straight_above, &ahead).await?;
+    // The rows were made without a store, so the marker beside the packs is missing. Without an id
+    // in the tables, a storage without their packs would not pass for theirs.
+    metadata.enter_storage_id(uuid::Uuid::now_v7().to_string()).await?;
     drop(metadata);
-    // The rows were made without a store, so the marker beside the packs is missing.
     std::fs::create_dir_all(dir.path().join("packs"))?;
     std::fs::write(dir.path().join("packs/pf-store"), "")?;
     let store = Store::open(dir.path(), Options { clock: ahead.clock(), ..Options::default() }).await?;

@@ -85,7 +85,7 @@ pub fn run(args: &Args) -> Result<()> {
             }
             None => {
                 let metadata = straight(&dir.path().join("prefixes.sqlite"), args.snapshots).await?;
-                let store = beside(&dir.path().join("packs-of-prefixes"), &metadata)?;
+                let store = beside(&dir.path().join("packs-of-prefixes"), &metadata).await?;
                 (metadata, store)
             }
         };
@@ -246,9 +246,11 @@ fn listings(count: usize) -> impl Iterator<Item = Listing> {
 }
 
 /// A store of rows that were written straight. Its storage gets the marker here, which commits
-/// write before the first pack.
-fn beside(path: &Path, metadata: &Arc<dyn Metadata>) -> Result<Store> {
+/// write before the first pack. Without an id in the tables, a storage without their packs would
+/// not pass for theirs.
+async fn beside(path: &Path, metadata: &Arc<dyn Metadata>) -> Result<Store> {
     let (packs, _) = pfr_store::storage::open_dir(path)?;
+    metadata.enter_storage_id(uuid::Uuid::now_v7().to_string()).await?;
     std::fs::write(path.join("pf-store"), "")?;
     Ok(Store::new(packs, Arc::clone(metadata), Options::default()))
 }
@@ -369,7 +371,7 @@ mod tests {
         assert_eq!(marks(&*written).await, marks(&*committed).await);
         // What is committed afterwards finds its place among them.
         let next = path(of_agent.clone());
-        push(&beside(&dir.path().join("straight"), &written).unwrap(), &many, &of_agent).await.unwrap();
+        push(&beside(&dir.path().join("straight"), &written).await.unwrap(), &many, &of_agent).await.unwrap();
         let hits = written.find_prefixes(many, Arc::new(next), None, usize::MAX).await.unwrap();
         assert_eq!(hits.deepest.first().map(|hit| hit.tokens), Some(u64::from(TOKENS)));
     }
