@@ -10,10 +10,15 @@
 //! written where none is, and one with another id is another store's. An earlier version wrote a
 //! marker without an id, or a person put it there to say that the storage is the right one. Such a
 //! marker counts, and gets the id.
+//!
+//! Tables without an id would take that of any storage. So they take it only from one that has a
+//! pack of theirs, or, if they were never used, from one without packs.
 
 use crate::Store;
 use crate::boxed;
 use crate::error::{Error, Result};
+use crate::metadata::PackState;
+use crate::packs::{key_of, path};
 use futures::TryStreamExt as _;
 use futures::future::ready;
 use object_store::path::Path;
@@ -32,6 +37,9 @@ const ID: &str = "id ";
 /// Bytes of a marker in which an id is looked for.
 const LONGEST: u64 = 4096;
 
+/// Packs looked for on a storage before it counts as another store's.
+const PROOFS: usize = 64;
+
 /// How long the start of a registry waits for a storage that does not answer.
 const START_WAIT: Duration = Duration::from_secs(10);
 
@@ -48,6 +56,17 @@ impl Marker {
         let mut ids = text.lines().filter_map(|line| line.strip_prefix(ID));
         ids.find(|id| Uuid::parse_str(id).is_ok()).map_or(Self::WithoutId, |id| Self::Of(id.to_owned()))
     }
+}
+
+/// Which storage tables without an id take for theirs.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Tables {
+    /// They were never used: one without packs. It may lack the marker.
+    New,
+    /// One that has a pack of theirs.
+    Used,
+    /// They are made from the storage, so it is theirs. It may lack the marker.
+    Rebuilt,
 }
 
 fn new_id() -> String {
@@ -77,6 +96,21 @@ fn of_another(found: &str, known: &str) -> Error {
     Error::Unavailable { what: "storage", reason }
 }
 
+fn without_its_packs(looked_for: usize) -> Error {
+    let reason = format!(
+        "{KEY} is on it, but none of the oldest packs of this store ({looked_for} looked for), so this is not the storage of this store: \
+         is it mounted, is it the right bucket? If it is, these packs are lost: move the database away, and rebuild the tables from the \
+         storage"
+    );
+    Error::Unavailable { what: "storage", reason }
+}
+
+fn with_packs_of_others() -> Error {
+    let reason = "the database has no packs, and the storage has some: it was lost, or is not this store's. Move it away, and rebuild the \
+                  tables from the storage; or give this store a storage of its own";
+    Error::Unavailable { what: "metadata", reason: reason.into() }
+}
+
 impl Store {
     /// Checks the database before a process writes its first pack. Writes the marker if the store
     /// is new; otherwise the storage must have it.
@@ -88,7 +122,7 @@ impl Store {
         let mark = || async {
             self.names_are_known().await?;
             self.decide_clear().await?;
-            self.identify(self.is_new().await?).await
+            self.identify(self.tables().await?).await
         };
         self.marked.get_or_try_init(mark).await?;
         Ok(())
@@ -105,22 +139,29 @@ impl Store {
         Ok(journal.summary == 0 && journal.objects == 0)
     }
 
+    async fn tables(&self) -> Result<Tables> {
+        Ok(if self.is_new().await? { Tables::New } else { Tables::Used })
+    }
+
     /// Makes the marker and the tables have one id, and returns it. Writes the marker of a store
     /// that is new, and before it the domain's wrapped key.
     ///
     /// # Errors
     /// [`Error::Unavailable`]: the marker is missing although the store is not new or the tables
-    /// have an id, or it has another id.
+    /// have an id, or it has another id. Those of [`Self::is_own`] if the tables have no id.
     #[boxed]
-    pub(crate) async fn identify(&self, is_new: bool) -> Result<String> {
+    pub(crate) async fn identify(&self, tables: Tables) -> Result<String> {
         // Read before the marker, which is there before it.
         let known = self.metadata.storage_id().await?;
         let mut marker = self.marker().await?;
         let is_missing = matches!(marker, Marker::Missing);
-        if is_missing && (known.is_some() || !is_new) {
+        if is_missing && (known.is_some() || tables == Tables::Used) {
             return Err(missing());
         }
-        if is_new {
+        if !is_missing && known.is_none() && tables != Tables::Rebuilt {
+            self.is_own().await?;
+        }
+        if tables != Tables::Used {
             self.put_key().await?;
         }
         if is_missing {
@@ -149,6 +190,61 @@ impl Store {
             }
         };
         if found == known { Ok(known) } else { Err(of_another(&found, &known)) }
+    }
+
+    /// Checks that a storage with a marker may be that of these tables, which have no id yet.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`]: the tables list packs, and none of those that were looked for is
+    /// there; or the tables were never used, and packs are there.
+    #[boxed]
+    async fn is_own(&self) -> Result<()> {
+        if self.is_new().await? {
+            if !self.has_packs().await? {
+                return Ok(());
+            }
+            // Another replica may have written them: the id was in the tables before, or, of an
+            // earlier version, their rows.
+            if self.metadata.storage_id().await?.is_none() && self.is_new().await? {
+                return Err(with_packs_of_others());
+            }
+        }
+        // The oldest first. An earlier version that ran while its disk was not mounted may have
+        // left newer ones on the disk below, and merging replaces them.
+        let (mut after, mut looked_for) = (None, 0);
+        while looked_for < PROOFS {
+            let rows = self.metadata.packs(after, PROOFS).await?;
+            let Some(last) = rows.last() else { break };
+            after = Some(last.id);
+            for pack in rows.iter().filter(|pack| pack.state == PackState::Live) {
+                match self.packs.head(&path(&pack.key)).await {
+                    Ok(found) if found.size == pack.bytes => return Ok(()),
+                    Ok(_) | Err(object_store::Error::NotFound { .. }) => looked_for += 1,
+                    Err(error) => return Err(Error::packs(error)),
+                }
+            }
+        }
+        if looked_for == 0 { Ok(()) } else { Err(without_its_packs(looked_for)) }
+    }
+
+    /// Whether packs are on the storage. A bucket without the right to list counts as one without.
+    #[boxed]
+    async fn has_packs(&self) -> Result<bool> {
+        let top = match self.packs.list_with_delimiter(None).await {
+            Ok(top) => top,
+            Err(object_store::Error::PermissionDenied { .. } | object_store::Error::NotImplemented { .. }) => return Ok(false),
+            Err(error) => return Err(Error::packs(error)),
+        };
+        let is_pack = |object: &ObjectMeta| ready(key_of(&object.location).is_some());
+        // Others are not listed: the stores of other domains are large, and the root of a disk has
+        // a folder that only its administrator may read.
+        for folder in top.common_prefixes.iter().filter(|folder| folder.filename().is_some_and(|name| name.len() == 2)) {
+            let mut packs = std::pin::pin!(self.packs.list(Some(folder)).try_filter(is_pack));
+            if packs.try_next().await.map_err(Error::packs)?.is_some() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Writes a marker with a new id if none is there. Returns the marker that is there afterwards,
@@ -191,13 +287,13 @@ impl Store {
     /// the first push does this again.
     ///
     /// # Errors
-    /// Those of the database.
+    /// Those of the database. [`Error::Unavailable`]: it was never used, and the storage has packs.
     async fn introduce(&self) -> Result<()> {
         if self.metadata.storage_id().await?.is_some() {
             return Ok(());
         }
-        let is_new = self.is_new().await?;
-        let identified = tokio::time::timeout(START_WAIT, self.identify(is_new)).await;
+        let tables = self.tables().await?;
+        let identified = tokio::time::timeout(START_WAIT, self.identify(tables)).await;
         let error = match identified.unwrap_or_else(|_| Err(late())) {
             Err(
                 error @ (Error::Full(_)
@@ -269,7 +365,8 @@ impl Store {
     ///
     /// # Errors
     /// [`Error::Unavailable`] if it does not answer, or answers and lacks the marker though the
-    /// store is not new, or has the marker of another store.
+    /// store is not new, or has the marker of another store. Those of [`Self::is_own`] if the
+    /// tables have no id.
     pub(crate) async fn storage_is_there(&self) -> Result<()> {
         // Read before the marker, which is there before it.
         let known = match self.marked.get() {
@@ -278,7 +375,8 @@ impl Store {
         };
         match (self.marker().await?, known) {
             (Marker::Of(found), Some(known)) if found != known => Err(of_another(&found, &known)),
-            (Marker::Of(_) | Marker::WithoutId, _) => Ok(()),
+            (Marker::Of(_) | Marker::WithoutId, Some(_)) => Ok(()),
+            (Marker::Of(_) | Marker::WithoutId, None) => self.is_own().await,
             (Marker::Missing, None) if self.is_new().await? => Ok(()),
             (Marker::Missing, _) => Err(missing()),
         }

@@ -52,7 +52,7 @@ impl Store {
         // The storage may be another one than these tables were begun with, or a copy that was made
         // without its marker.
         self.metadata.forget_storage_id().await?;
-        self.identify(true).await?;
+        self.identify(marker::Tables::Rebuilt).await?;
         let mut rebuild = Rebuild { store: self, report: RebuildReport::default(), containers: BTreeMap::new(), beheaded: BTreeMap::new() };
         // Newest first, so that a healed or moved blob is found in its last place.
         for key in rebuild.packs().await?.into_iter().rev() {

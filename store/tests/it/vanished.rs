@@ -4,17 +4,19 @@
 use crate::common::rig::{Backend, Rig};
 use crate::common::watched::Watched;
 use crate::common::{leaks, pieces, push, repository, snapshot, tag};
+use async_trait::async_trait;
 use futures::StreamExt as _;
 use futures::future::join_all;
 use object_store::memory::InMemory;
 use object_store::path::Path as Key;
+use object_store::{ObjectStore, ObjectStoreExt as _};
 use pfr_schema::ErrorCode;
 use pfr_schema::api::ScrubReport;
 use pfr_store::{
     Clock, DomainHome, DomainPacks, DomainTables, Domains, Error, GcOptions, Metadata, Options, PackState, Result, ScrubOptions,
     SqliteMetadata, Store, storage,
 };
-use pfr_testkit::storage::{Say, reset, watched};
+use pfr_testkit::storage::{Call, Hooks, Moment, Say, hooked, reset, watched};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -496,6 +498,113 @@ async fn a_store_of_an_earlier_version_gets_its_id_where_its_marker_is() {
         }
         assert_eq!((id_on(&packs), id_of(&next).await), (id.clone(), id), "used: {used}");
     }
+}
+
+#[tokio::test]
+async fn a_store_of_an_earlier_version_takes_no_id_where_its_packs_are_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let (packs, other) = (dir.path().join("packs"), dir.path().join("other"));
+    let s = snapshot(&[1, 2], vec![]);
+    let earlier = open(dir.path()).await;
+    push(&earlier, &snapshot(&[9], vec![]), "first").await.unwrap();
+    let first = packs_in(&packs);
+    push(&earlier, &s, "t").await.unwrap();
+    let own = packs_in(&packs);
+    assert_eq!((first.len(), own.len()), (1, 2));
+    earlier.metadata().forget_storage_id().await.unwrap();
+    drop(earlier);
+    put_marker_without_id(&packs);
+    let away = unmount(&packs);
+
+    let is_refused = async |place: &str| {
+        let store = open(dir.path()).await;
+        store.begin_serving().await.unwrap();
+        is_out_of_reach(place, store.ready().await);
+        is_out_of_reach(place, scrub(&store, false).await);
+        is_out_of_reach(place, push(&store, &snapshot(&[4], vec![]), "u").await);
+        assert_eq!(store.damaged().await.unwrap(), [], "{place}: nothing is quarantined");
+        assert_eq!(id_of(&store).await, None, "{place}");
+    };
+    push(&open(&other).await, &snapshot(&[3], vec![]), "t").await.unwrap();
+    mount(&other.join("packs"), &packs);
+    is_refused("the disk of another store").await;
+    std::fs::remove_dir_all(&packs).unwrap();
+    std::fs::create_dir(&packs).unwrap();
+    put_marker_without_id(&packs);
+    is_refused("a marker alone").await;
+    for pack in &own {
+        std::fs::create_dir_all(packs.join(pack).parent().unwrap()).unwrap();
+        std::fs::write(packs.join(pack), b"another length").unwrap();
+    }
+    is_out_of_reach("packs of another length", open(dir.path()).await.ready().await);
+
+    // One pack that is there is enough.
+    mount(&away, &packs);
+    let (place, aside) = (packs.join(&first[0]), dir.path().join("aside"));
+    std::fs::rename(&place, &aside).unwrap();
+    let store = open(dir.path()).await;
+    store.begin_serving().await.unwrap();
+    store.ready().await.unwrap();
+    let id = id_of(&store).await;
+    assert!(id.is_some() && id_on(&packs) == id);
+    std::fs::rename(&aside, &place).unwrap();
+    push(&store, &snapshot(&[4], vec![]), "u").await.unwrap();
+    store.verify(&s.manifest.digest, &mut |_| ()).await.unwrap();
+}
+
+async fn a_new_database_takes_no_storage_with_packs_until_it_is_rebuilt(backend: Backend) {
+    let rig = Rig::new(backend).await;
+    let s = snapshot(&[1, 2], vec![]);
+    // Nothing is in the journal yet.
+    let session = rig.store.open_push(&repository()).await.unwrap();
+    rig.store.ingest(&session.id, pieces(&s.stream(), 777)).await.unwrap();
+    let new = rig.beside().await;
+    let started = new.store.begin_serving().await.unwrap_err();
+    let pushed = push(&new.store, &snapshot(&[3], vec![]), "t").await.unwrap_err();
+    for refused in [started, pushed] {
+        assert!(matches!(&refused, Error::Unavailable { reason, .. } if reason.contains("storage of its own")), "{refused}");
+    }
+    assert_eq!((id_of(&new.store).await, rig.pack_paths().await.len()), (None, 1));
+
+    // The store that has them goes on, and a rebuild takes them.
+    rig.store.commit(&session.id, s.manifest.digest, Some(tag("t")), None).await.unwrap();
+    let rebuilt = rig.beside().await;
+    let report = rebuilt.store.rebuild(&mut |_| ()).await.unwrap();
+    assert_eq!((report.snapshots, report.tags), (1, 1), "{report:?}");
+    rebuilt.store.begin_serving().await.unwrap();
+    assert_eq!(id_of(&rebuilt.store).await, id_of(&rig.store).await);
+}
+
+on_every_backend!(a_new_database_takes_no_storage_with_packs_until_it_is_rebuilt);
+
+/// Another replica makes the first push while this one looks for packs.
+#[derive(Debug)]
+struct Faster(Store, AtomicBool);
+
+#[async_trait]
+impl Hooks for Faster {
+    async fn before(&self, call: &Call) -> object_store::Result<Option<object_store::Error>> {
+        if call.moment == Moment::ListFolder && !self.1.swap(true, Ordering::SeqCst) {
+            push(&self.0, &snapshot(&[1], vec![]), "faster").await.unwrap();
+        }
+        Ok(None)
+    }
+}
+
+#[tokio::test]
+async fn a_replica_that_starts_during_the_first_push_of_another_one_knows_its_packs() {
+    let bucket: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+    let tables: Arc<dyn Metadata> = SqliteMetadata::open_in_memory(Clock::system()).await.unwrap();
+    let process = |packs| Store::new(packs, Arc::clone(&tables), Options::default());
+    // A start was cut between marker and tables.
+    let id = "0190f3c2-7d4e-7b61-9c55-2f0a6be1d8a4";
+    bucket.put(&Key::from("pf-store"), format!("id {id}\n").into()).await.unwrap();
+    let faster = Arc::new(Faster(process(Arc::clone(&bucket)), AtomicBool::new(false)));
+    let late = process(hooked(bucket, faster.clone()));
+    late.begin_serving().await.unwrap();
+    assert!(faster.1.load(Ordering::SeqCst), "it looked for packs");
+    push(&late, &snapshot(&[2], vec![]), "late").await.unwrap();
+    assert_eq!(id_of(&late).await.as_deref(), Some(id));
 }
 
 #[tokio::test]
