@@ -5,14 +5,15 @@
 //!    copy: hash ─▶ lacking? ─▶ read ─▶ hash again ─▶ store     build: trees, checkpoints, tokens, configuration, manifest ─▶ commit
 //! ```
 //!
-//! After an error, a panic or a cancellation, guards resume the engine and release its pins. Stored
-//! blobs belong to an uncommitted session and become garbage when its lease ends.
+//! After an error, a panic or a cancellation, guards resume the engine, release its pins, and end
+//! the session in the store: blobs that were stored in it become garbage.
 
 mod build;
 mod capture;
 mod copy;
 mod inventory;
 mod preflight;
+mod session;
 mod states;
 mod target;
 
@@ -30,6 +31,7 @@ use pfr_schema::frame::end_mark;
 use pfr_schema::tree::Document;
 use pfr_schema::{Digest, ErrorCode, Reference, Tag};
 use pfr_store::{Pin, PushSession, document_frame};
+use session::CaptureSession;
 use std::convert::Infallible;
 use std::pin::pin;
 use std::sync::Arc;
@@ -209,13 +211,15 @@ impl Agent {
         let started = Instant::now();
         preflight::memory(engine).await?;
         room(&self.config().store_dir(), 0)?;
-        let session = self.store().open_push(&target.repository).await?;
-        let taken = take(&session).await;
-        if taken.is_err() {
-            // Without this the session ends with its lease.
-            drop(self.store().abort(&session.id).await);
-        }
-        let mut report = taken?;
+        let session = CaptureSession::open(self.store(), target).await?;
+        let taken = take(&session.push).await;
+        let mut report = match taken {
+            Ok(report) => report,
+            Err(error) => {
+                session.abort().await;
+                return Err(error);
+            }
+        };
         report.total_seconds = started.elapsed().as_secs_f64();
         if let (Push::Wait, Some(job)) = (request.push, &mut report.push)
             && let Some(ended) = self.pushes().wait_unless_stuck(&job.id).await

@@ -12,6 +12,7 @@ use pfr_agent::memory::{Deliver, MemoryError, Page, PageMemory};
 use pfr_schema::agent::{EngineState, Push, SnapshotRequest};
 use pfr_schema::engine::{CallError, Part, Sequence, Table, ToEngine, Verb};
 use pfr_schema::{Algorithm, Digest, ErrorCode};
+use pfr_store::GcOptions;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;
@@ -172,6 +173,37 @@ async fn a_capture_that_is_given_up_lets_the_engine_go_on() {
         assert_eq!(snapshots(&host).await, 0, "{call}");
         assert!(host.agent.snapshot("e", request()).await.is_ok(), "{call}");
     }
+}
+
+/// Waits until something that was stored is leased, or nothing is any more.
+async fn until_leased(host: &Host, leased: bool) {
+    let usage = async || host.agent.store().usage(Duration::ZERO).await.unwrap();
+    let waited = async {
+        while (usage().await.leased.bytes > 0) != leased {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), waited).await.unwrap_or_else(|_| panic!("waited in vain until leased: {leased}"));
+}
+
+#[tokio::test]
+async fn what_a_capture_stored_before_it_was_given_up_is_freed_by_the_next_collection() {
+    let host = host().await;
+    let engine = Synthetic::start(&host.agent, Spec::hybrid("e"));
+    engine.add("s", &tokens(50));
+    // Its pages are stored while it waits for logits.
+    engine.set(Fault::Silent("oracle"));
+    let agent = host.agent.clone();
+    let running = tokio::spawn(async move { agent.snapshot("e", request()).await });
+    until_leased(&host, true).await;
+    running.abort();
+    assert!(running.await.unwrap_err().is_cancelled());
+    until_leased(&host, false).await;
+    let options = GcOptions { grace: Duration::ZERO, ..GcOptions::default() };
+    let report = host.agent.store().gc(&options, &mut |_| ()).await.unwrap();
+    assert!(report.unclaimed > 0, "{report:?}");
+    let usage = host.agent.store().usage(Duration::ZERO).await.unwrap();
+    assert_eq!((usage.live_bytes, usage.garbage_bytes, usage.leased.bytes), (0, 0, 0), "{usage:?}");
 }
 
 #[tokio::test]
