@@ -1,6 +1,7 @@
 //! The agent of a host: the parts that it owns.
 
 use crate::config::Config;
+use crate::copies::Room;
 use crate::engines::Engines;
 use crate::error::{Error, Result};
 use crate::jobs::Jobs;
@@ -26,6 +27,7 @@ pub struct Agent(Arc<Inner>);
 struct Inner {
     config: Config,
     store: Store,
+    room: Room,
     engines: Engines,
     llamas: Llamas,
     pushes: Pushes,
@@ -62,9 +64,11 @@ impl Agent {
         let engines = Engines::new(&config);
         let llamas = Llamas::open(&config, engines.ring())?;
         let flight = Flight::new(config.restore_bytes);
+        let room = Room::of(config.store_dir());
         Ok(Self(Arc::new(Inner {
             config,
             store,
+            room,
             engines,
             llamas,
             pushes,
@@ -94,6 +98,11 @@ impl Agent {
     #[must_use]
     pub fn store(&self) -> &Store {
         &self.0.store
+    }
+
+    /// The room for the local store.
+    pub(crate) fn room(&self) -> &Room {
+        &self.0.room
     }
 
     /// Engines on this host.

@@ -13,5 +13,5 @@ mod shared_pin;
 pub(crate) use claims::Claims;
 pub(crate) use fills::Fills;
 pub(crate) use gate::Gate;
-pub(crate) use room::room;
+pub(crate) use room::{Room, room};
 pub(crate) use shared_pin::SharedPin;

@@ -8,7 +8,6 @@
 use super::handle::{Handle, Tries};
 use super::wanted::{Found, Wanted, room};
 use crate::Agent;
-use crate::copies;
 use crate::error::{Error, Result};
 use crate::metrics as names;
 use crate::rate::recompute;
@@ -270,7 +269,8 @@ impl Agent {
         // Two jobs that want it fetch it once: the second finds it here.
         let lock = self.jobs().fetch(*digest);
         let _one = lock.lock().await;
-        copies::room(&self.config().store_dir(), *bytes)?;
+        // Given back at once: this may wait for its registry for days.
+        drop(self.room().take(*bytes)?);
         let (mut tries, mut received, mut done) = (Tries::default(), 0, done);
         let brake = self.priority().brake(request.rate);
         let report = loop {

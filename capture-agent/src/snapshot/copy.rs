@@ -5,7 +5,7 @@ use super::capture::canonicalise;
 use super::inventory::Inventory;
 use super::states::describe;
 use crate::Agent;
-use crate::copies::{SharedPin, room};
+use crate::copies::SharedPin;
 use crate::error::{Error, Result, blocking};
 use crate::memory::{MemoryError, Page};
 use bytes::Bytes;
@@ -78,7 +78,7 @@ pub(super) async fn copy(agent: &Agent, session: &PushSession, inventory: &Arc<I
         tensors: BTreeMap::new(),
         digests,
     };
-    room(&agent.config().store_dir(), copied.bytes_new)?;
+    let mut granted = agent.room().take(copied.bytes_new)?;
 
     let encoding = Encoding::new(agent.config().compression, agent.store().options().codecs);
     for memory in 0..inventory.memories.len() {
@@ -92,8 +92,10 @@ pub(super) async fn copy(agent: &Agent, session: &PushSession, inventory: &Arc<I
             lacking: lacking.contains(&source),
         });
         for batch in batches(items.collect(), agent.engines().ring().total() / 2) {
+            let new: u64 = batch.iter().filter(|item| item.lacking).map(|item| item.page.bytes()).sum();
             let _turn = agent.engines().turn().await;
             let Read { tensors, stored } = copy_batch(agent, session, (inventory, &pin), memory, batch, &encoding).await?;
+            granted.written(new);
             copied.tensors.extend(tensors);
             copied.bytes_stored += stored;
         }

@@ -18,7 +18,7 @@ mod states;
 mod target;
 
 use crate::Agent;
-use crate::copies::{SharedPin, room};
+use crate::copies::SharedPin;
 use crate::engines::{Engine, MAX_LOGITS};
 use crate::error::{Error, Result};
 use crate::llama::{Llama, STATE_FILE, Saved};
@@ -159,7 +159,7 @@ impl Agent {
     async fn take_slot(&self, llama: &Arc<Llama>, mut request: SnapshotRequest, commit_begun: &CommitBegun) -> Result<SnapshotReport> {
         let (started, mut target) = (Instant::now(), self.target(&request)?);
         target.commit_begun.clone_from(commit_begun);
-        room(&self.config().store_dir(), 0)?;
+        drop(self.room().take(0)?);
         let Saved { engine, sequence, pin, digest, wrote } = llama.capture(request.sequence.as_deref()).await?;
         request.labels.insert(STATE_FILE.into(), digest.to_string());
         let mut report = self.store_pinned(&engine, &target, sequence, pin, &request).await?;
@@ -210,7 +210,7 @@ impl Agent {
     ) -> Result<SnapshotReport> {
         let started = Instant::now();
         preflight::memory(engine).await?;
-        room(&self.config().store_dir(), 0)?;
+        drop(self.room().take(0)?);
         let session = CaptureSession::open(self.store(), target).await?;
         let taken = take(&session.push).await;
         let mut report = match taken {

@@ -3,11 +3,11 @@
 
 use crate::common::engine::Synthetic;
 use crate::common::layout::Spec;
-use crate::common::memory::{Event, Fault};
+use crate::common::memory::{Event, Fault, Watch};
 use crate::common::{Host, host, host_with, tokens, until};
 use bytes::Bytes;
 use pfr_agent::Error;
-use pfr_agent::engines::Link;
+use pfr_agent::engines::{Attached, Link};
 use pfr_agent::memory::{Deliver, MemoryError, Page, PageMemory};
 use pfr_schema::agent::{EngineState, Push, SnapshotRequest};
 use pfr_schema::engine::{CallError, Part, Sequence, Table, ToEngine, Verb};
@@ -263,16 +263,32 @@ async fn a_store_that_cannot_write_fails_the_capture_only() {
     host.agent.snapshot("e", request()).await.unwrap();
 }
 
-/// Memory of 16 TiB, more than any machine has.
+/// Memory that has no bytes: so it may have more than any machine. Reads fail.
 #[derive(Debug)]
-struct Huge;
+struct Huge {
+    pages: u32,
+    page_bytes: u64,
+    watch: Arc<Watch>,
+}
 
-const HUGE_PAGE: u64 = 256 << 20;
-const HUGE_PAGES: u32 = 1 << 16;
+impl Huge {
+    /// An engine with this memory, and a sequence that fills it.
+    fn attach(self, host: &Host, name: &str) -> Attached {
+        let mut register = Spec::with(name, vec![crate::common::layout::Group::opaque("main")]).register(0);
+        register.memories[0].bytes = self.size();
+        let bytes = self.page_bytes;
+        let group = &mut register.groups[0];
+        (group.block_tokens, group.blocks, group.null_block) = (1, self.pages, None);
+        group.components[0].parts = vec![Part { memory: "kv".into(), offset: 0, block_stride: bytes, bytes, share: None }];
+        let engine = Arc::new(self);
+        let memory: Arc<dyn PageMemory> = Arc::clone(&engine) as _;
+        host.agent.engines().attach(register, vec![memory], engine).unwrap()
+    }
+}
 
 impl PageMemory for Huge {
     fn size(&self) -> u64 {
-        HUGE_PAGE * u64::from(HUGE_PAGES)
+        self.page_bytes * u64::from(self.pages)
     }
     fn preflight(&self, _aside: u64, _largest: u64) -> Result<(), MemoryError> {
         Ok(())
@@ -280,8 +296,9 @@ impl PageMemory for Huge {
     fn hash(&self, _algorithm: Algorithm, pages: &[Page]) -> Result<Vec<Digest>, MemoryError> {
         Ok(pages.iter().map(|page| Digest::sha256(&page.spans[0].offset.to_le_bytes())).collect())
     }
-    fn read(&self, _pages: &[Page], _deliver: &mut Deliver<'_>) -> Result<(), MemoryError> {
-        panic!("there is no room for a page of it")
+    fn read(&self, pages: &[Page], _deliver: &mut Deliver<'_>) -> Result<(), MemoryError> {
+        self.watch.read_begins(Event::Read(pages.len()));
+        Err(MemoryError::Unreachable { what: "read", reason: "there are no bytes".into() })
     }
     fn set_aside(&self, pages: &[Page]) -> Result<Box<dyn PageMemory>, MemoryError> {
         panic!("all {} pages are full", pages.len())
@@ -297,21 +314,40 @@ impl Link for Huge {
         if !matches!(call, ToEngine::Table(_)) {
             return Ok(json!({"pin": 1, "held": true}));
         }
-        let blocks = [("main".to_owned(), (0..HUGE_PAGES).collect())].into();
-        let (tokens, boundary) = (vec![1; HUGE_PAGES as usize], u64::from(HUGE_PAGES));
+        let blocks = [("main".to_owned(), (0..self.pages).collect())].into();
+        let (tokens, boundary) = (vec![1; self.pages as usize], u64::from(self.pages));
         Ok(json!(Table { sequences: vec![Sequence { id: "s".into(), tokens, boundary, blocks, ..Sequence::default() }] }))
     }
 }
 
 #[tokio::test]
 async fn more_bytes_than_the_disk_has_room_for_are_not_begun() {
-    let host = host_with(|config| config.ring_bytes = HUGE_PAGE).await;
-    let mut register = Spec::with("huge", vec![crate::common::layout::Group::opaque("main")]).register(0);
-    register.memories[0].bytes = Huge.size();
-    let group = &mut register.groups[0];
-    (group.block_tokens, group.blocks, group.null_block) = (1, HUGE_PAGES, None);
-    group.components[0].parts = vec![Part { memory: "kv".into(), offset: 0, block_stride: HUGE_PAGE, bytes: HUGE_PAGE, share: None }];
-    let _attached = host.agent.engines().attach(register, vec![Arc::new(Huge)], Arc::new(Huge)).unwrap();
+    let host = host().await;
+    // 16 TiB.
+    let _engine = Huge { pages: 1 << 16, page_bytes: 256 << 20, watch: Arc::default() }.attach(&host, "huge");
     let error = host.agent.snapshot("huge", request()).await.unwrap_err();
     assert!(matches!(error, Error::NoRoom { what: "disk", .. }), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_captures_at_once_are_not_granted_the_same_room() {
+    let host = host().await;
+    let stat = rustix::fs::statvfs(host.dir.path()).unwrap();
+    // Two thirds of the disk for each, in pages of 128 MiB at most.
+    let bytes = stat.f_bavail * stat.f_frsize / 3 * 2;
+    let pages = (bytes >> 27) as u32 + 1;
+    let watch = Arc::new(Watch::default());
+    let engine = |name: &str| Huge { pages, page_bytes: bytes / u64::from(pages), watch: Arc::clone(&watch) }.attach(&host, name);
+    let _engines = ["one", "two"].map(engine);
+    let held = watch.hold_reads();
+    let agent = host.agent.clone();
+    let running = tokio::spawn(async move { agent.snapshot("one", request()).await });
+    until("the first copies", || !watch.journal.lock().is_empty()).await;
+    let second = tokio::time::timeout(Duration::from_secs(10), host.agent.snapshot("two", request())).await;
+    let error = second.expect("the second one copies, too").unwrap_err();
+    assert!(matches!(error, Error::NoRoom { what: "disk", .. }), "{error}");
+    drop(held);
+    // The end of the first gives its room back.
+    assert_eq!(running.await.unwrap().unwrap_err().code(), ErrorCode::EngineLost);
+    assert_eq!(host.agent.snapshot("two", request()).await.unwrap_err().code(), ErrorCode::EngineLost);
 }

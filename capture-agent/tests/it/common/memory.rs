@@ -70,6 +70,18 @@ pub struct Watch {
     pub faults: Mutex<BTreeSet<Fault>>,
     writes: Mutex<Writes>,
     released: Condvar,
+    reads_held: Mutex<bool>,
+    reads_released: Condvar,
+}
+
+/// Reads wait until this is dropped.
+pub struct HeldReads(Arc<Watch>);
+
+impl Drop for HeldReads {
+    fn drop(&mut self) {
+        *self.0.reads_held.lock() = false;
+        self.0.reads_released.notify_all();
+    }
 }
 
 #[derive(Debug, Default)]
@@ -108,6 +120,22 @@ impl Watch {
 
     pub fn is_writing(&self) -> bool {
         self.writes.lock().in_flight > 0
+    }
+
+    /// Reads wait once they are noted, until the guard is dropped.
+    #[must_use]
+    pub fn hold_reads(self: &Arc<Self>) -> HeldReads {
+        *self.reads_held.lock() = true;
+        HeldReads(Arc::clone(self))
+    }
+
+    /// Notes a read, and waits while reads are held.
+    pub fn read_begins(&self, event: Event) {
+        self.note(event);
+        let mut held = self.reads_held.lock();
+        while *held {
+            self.reads_released.wait(&mut held);
+        }
     }
 
     fn write_begins(&self, pages: usize) -> InFlight<'_> {
@@ -186,7 +214,7 @@ impl PageMemory for TestMemory {
     }
 
     fn read(&self, pages: &[Page], deliver: &mut Deliver<'_>) -> Result<(), MemoryError> {
-        self.watch.note(if self.aside { Event::ReadAside(pages.len()) } else { Event::Read(pages.len()) });
+        self.watch.read_begins(if self.aside { Event::ReadAside(pages.len()) } else { Event::Read(pages.len()) });
         self.failed(Fault::ReadFails)?;
         let panics = self.watch.has(Fault::PanicInRead);
         let mut pass = |at: usize, bytes: Bytes| {
