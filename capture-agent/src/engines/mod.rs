@@ -60,7 +60,6 @@ struct Inner {
     pause_limit: Duration,
     ring: Ring,
     available: Available,
-    turn: tokio::sync::Mutex<()>,
     /// Every copy into an engine's memory passes through it.
     copies: Gate<()>,
     /// Names of engines that do not register.
@@ -96,7 +95,6 @@ impl Engines {
             pause_limit: config.pause_limit,
             ring: Ring::new(config.ring_bytes),
             available: Available::system(),
-            turn: tokio::sync::Mutex::new(()),
             copies: Gate::new(()),
             reserved: config.llama.iter().map(|server| server.name.clone()).collect(),
             engines: Mutex::new(BTreeMap::new()),
@@ -160,10 +158,9 @@ impl Engines {
         &self.0.ring
     }
 
-    /// The lock for moving a batch of pages through the ring. Two batches at once could wait for
-    /// each other's slots for ever.
-    pub(crate) async fn turn(&self) -> tokio::sync::MutexGuard<'_, ()> {
-        self.0.turn.lock().await
+    /// Waits for [`PageMemory::turn`]. A read that hangs holds up only what goes through its ring.
+    pub(crate) async fn turn<'a>(&'a self, memory: &'a dyn PageMemory) -> tokio::sync::MutexGuard<'a, ()> {
+        memory.turn().unwrap_or_else(|| self.0.ring.turn()).lock().await
     }
 
     /// The gate of all copies into engines' memory; closed when the agent stops.

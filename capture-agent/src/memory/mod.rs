@@ -125,6 +125,12 @@ pub trait PageMemory: Send + Sync + std::fmt::Debug {
         true
     }
 
+    /// The lock for moving a batch of pages through the ring of this memory. Two batches in one
+    /// ring could wait for each other's slots for ever. By default the memory has the agent's ring.
+    fn turn(&self) -> Option<&tokio::sync::Mutex<()>> {
+        None
+    }
+
     /// Whether `bytes` more can be set aside ([`PageMemory::set_aside`]) and pages of `largest`
     /// bytes can be copied out.
     ///

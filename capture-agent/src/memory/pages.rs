@@ -46,6 +46,10 @@ impl<M: Bytewise> PageMemory for M {
         Bytewise::location(self)
     }
 
+    fn turn(&self) -> Option<&tokio::sync::Mutex<()>> {
+        Some(self.budget().0.turn())
+    }
+
     fn preflight(&self, aside: u64, largest: u64) -> Result<(), MemoryError> {
         let (ring, available) = self.budget();
         ring.fits(largest)?;

@@ -15,13 +15,14 @@ struct Inner {
     total: u64,
     used: Mutex<u64>,
     freed: Condvar,
+    turn: tokio::sync::Mutex<()>,
 }
 
 impl Ring {
     /// A ring of `total` bytes.
     #[must_use]
     pub fn new(total: u64) -> Self {
-        Self(Arc::new(Inner { total, used: Mutex::new(0), freed: Condvar::new() }))
+        Self(Arc::new(Inner { total, used: Mutex::new(0), freed: Condvar::new(), turn: tokio::sync::Mutex::default() }))
     }
 
     /// Bytes of the whole ring.
@@ -34,6 +35,11 @@ impl Ring {
     #[must_use]
     pub fn used(&self) -> u64 {
         *self.0.used.lock()
+    }
+
+    /// As [`super::PageMemory::turn`].
+    pub(crate) fn turn(&self) -> &tokio::sync::Mutex<()> {
+        &self.0.turn
     }
 
     /// Whether something of `bytes` fits at all.

@@ -17,8 +17,8 @@ pub(super) async fn check(agent: &Agent, places: &Arc<Places>) -> Result<()> {
     blocking("hashing restored pages", move || pages(&hashed)).await?;
     let piece = (agent.engines().ring().total() / 2).clamp(1, PIECE);
     for at in (0..places.0.len()).filter(|at| places.0[*at].tensor().is_some()) {
-        let places = Arc::clone(places);
-        let _turn = agent.engines().turn().await;
+        let (places, memory) = (Arc::clone(places), Arc::clone(&places.0[at].memory));
+        let _turn = agent.engines().turn(&*memory).await;
         blocking("verifying restored state", move || state(&places.0[at], piece)).await?;
     }
     Ok(())

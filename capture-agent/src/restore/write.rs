@@ -151,12 +151,16 @@ async fn flush<T: Send + 'static>(agent: &Agent, batch: Vec<Batched>, after: Opt
             None => memories.push((memory, vec![(page, payload)])),
         }
     }
-    let _turn = agent.engines().turn().await;
-    // The thread continues if this future is dropped, so it owns the passes.
-    let passes = (gate.enter().ok_or(MemoryError::Stopped)?, agent.engines().copies().enter().ok_or(Error::Ended)?);
-    let write = move || {
-        let _passes = passes;
-        memories.iter().try_for_each(|(memory, pages)| memory.write(pages, after.as_ref()))
-    };
-    blocking("writing", write).await
+    for (memory, pages) in memories {
+        let _turn = agent.engines().turn(&*memory).await;
+        // The thread continues if this future is dropped, so it owns the passes.
+        let passes = (gate.enter().ok_or(MemoryError::Stopped)?, agent.engines().copies().enter().ok_or(Error::Ended)?);
+        let target = Arc::clone(&memory);
+        let write = move || {
+            let _passes = passes;
+            target.write(&pages, after.as_ref())
+        };
+        blocking("writing", write).await?;
+    }
+    Ok(())
 }

@@ -93,7 +93,7 @@ pub(super) async fn copy(agent: &Agent, session: &PushSession, inventory: &Arc<I
         });
         for batch in batches(items.collect(), agent.engines().ring().total() / 2) {
             let new: u64 = batch.iter().filter(|item| item.lacking).map(|item| item.page.bytes()).sum();
-            let _turn = agent.engines().turn().await;
+            let _turn = agent.engines().turn(&*inventory.memories[memory]).await;
             let Read { tensors, stored } = copy_batch(agent, session, (inventory, &pin), memory, batch, &encoding).await?;
             granted.written(new);
             copied.tensors.extend(tensors);

@@ -206,6 +206,23 @@ async fn what_a_capture_stored_before_it_was_given_up_is_freed_by_the_next_colle
     assert_eq!((usage.live_bytes, usage.garbage_bytes, usage.leased.bytes), (0, 0, 0), "{usage:?}");
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_read_that_hangs_holds_up_no_memory_with_another_ring() {
+    let host = host().await;
+    let hung = Synthetic::start(&host.agent, Spec { own_ring: true, ..Spec::hybrid("a") });
+    let well = Synthetic::start(&host.agent, Spec::hybrid("b"));
+    hung.add("s", &tokens(50));
+    well.add("s", &tokens(40));
+    let held = hung.watch.hold_reads();
+    let agent = host.agent.clone();
+    let running = tokio::spawn(async move { agent.snapshot("a", request()).await });
+    until("it reads", || hung.journal().iter().any(|event| matches!(event, Event::Read(_)))).await;
+    let captured = tokio::time::timeout(Duration::from_secs(10), host.agent.snapshot("b", request())).await;
+    captured.expect("it waits for the other engine").unwrap();
+    drop(held);
+    running.await.unwrap().unwrap();
+}
+
 #[tokio::test]
 async fn an_engine_that_leaves_in_the_middle_fails_the_capture_and_is_forgotten() {
     let host = host().await;

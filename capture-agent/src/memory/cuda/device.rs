@@ -147,6 +147,10 @@ impl PageMemory for DeviceMemory {
         !matches!(self.owner, Owner::Vmm(_))
     }
 
+    fn turn(&self) -> Option<&tokio::sync::Mutex<()>> {
+        Some(self.mapped.ring.turn())
+    }
+
     fn preflight(&self, aside: u64, largest: u64) -> Result<(), MemoryError> {
         plan::preflight(self.mapped.ring.total(), self.free.bytes()?, aside, largest)
     }

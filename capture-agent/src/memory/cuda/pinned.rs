@@ -20,6 +20,7 @@ pub(super) struct PinnedRing {
     total: u64,
     free: Mutex<Extents>,
     freed: Condvar,
+    turn: tokio::sync::Mutex<()>,
 }
 
 // SAFETY: `base` is memory of this process that any thread may touch; regions of it are handed out
@@ -50,12 +51,18 @@ impl PinnedRing {
         check("pin host memory", answer)?;
         let base = NonNull::new(base.cast::<u8>()).ok_or_else(refused)?;
         let free = Mutex::new(Extents::new(total));
-        Ok(Arc::new(Self { device: device.clone(), base, total, free, freed: Condvar::new() }))
+        let (freed, turn) = (Condvar::new(), tokio::sync::Mutex::default());
+        Ok(Arc::new(Self { device: device.clone(), base, total, free, freed, turn }))
     }
 
     /// Bytes of the ring: the largest page that can pass.
     pub(super) fn total(&self) -> u64 {
         self.total
+    }
+
+    /// As [`PageMemory::turn`](super::super::PageMemory::turn).
+    pub(super) fn turn(&self) -> &tokio::sync::Mutex<()> {
+        &self.turn
     }
 
     /// A region of `bytes`, if there is one now.

@@ -6,7 +6,7 @@ use super::memory::{Event, Fault, TestMemory, Watch};
 use parking_lot::Mutex;
 use pfr_agent::Agent;
 use pfr_agent::engines::{Attached, Link};
-use pfr_agent::memory::{PageMemory, Span};
+use pfr_agent::memory::{PageMemory, Ring, Span};
 use pfr_schema::engine::{
     Allocate, Allocated, CallError, GroupLayout, HoldRequest, Oracle, Part, Pinned, Register, Released, Resumed, Sequence, SequenceInfo,
     SequenceList, SequenceState, StagedStates, Table, ToEngine,
@@ -109,7 +109,9 @@ impl Core {
     pub fn new(agent: &Agent, spec: Spec) -> Arc<Self> {
         let watch = Arc::new(Watch::default());
         let registers: Vec<Register> = (0..spec.world).map(|rank| spec.register(rank)).collect();
-        let memory = |register: &Register| TestMemory::new(register.memories[0].bytes, agent.engines().ring().clone(), Arc::clone(&watch));
+        let shared = agent.engines().ring();
+        let ring = if spec.own_ring { Ring::new(shared.total()) } else { shared.clone() };
+        let memory = |register: &Register| TestMemory::new(register.memories[0].bytes, ring.clone(), Arc::clone(&watch));
         let memories = registers.iter().map(memory).collect();
         let mut state = State::default();
         for group in &spec.groups {

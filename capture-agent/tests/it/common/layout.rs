@@ -26,6 +26,8 @@ pub struct Spec {
     pub padding: u64,
     /// Steps that every sequence makes as soon as the engine's pause ends.
     pub steps_on_resume: u32,
+    /// Whether its pages go through a ring of its own, as those of GPUs do.
+    pub own_ring: bool,
 }
 
 /// A group of layers.
@@ -218,6 +220,7 @@ impl Spec {
             placement: 1,
             padding: 0,
             steps_on_resume: 0,
+            own_ring: false,
         }
     }
 

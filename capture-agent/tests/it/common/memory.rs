@@ -191,6 +191,10 @@ impl PageMemory for TestMemory {
         self.inner.size()
     }
 
+    fn turn(&self) -> Option<&tokio::sync::Mutex<()>> {
+        self.inner.turn()
+    }
+
     fn preflight(&self, aside: u64, largest: u64) -> Result<(), MemoryError> {
         if self.watch.has(Fault::NoRoom) {
             return Err(MemoryError::NoRoom { what: "test memory", needed: aside, free: 0 });
