@@ -90,11 +90,17 @@ impl Pushes {
     /// # Errors
     /// As [`Pushes::promise`].
     pub async fn add(&self, snapshot: Digest, reference: &str) -> Result<PushJob> {
-        let job = self.promise(snapshot, reference).await?;
-        // Until the registry has it this is the only copy.
-        self.0.pin(&Target::parse(reference)?, snapshot, true).await;
-        self.begin(&job);
-        Ok(job)
+        let (pushes, reference) = (self.clone(), reference.to_owned());
+        let add = async move {
+            let job = pushes.promise(snapshot, &reference).await?;
+            // Until the registry has it this is the only copy.
+            pushes.0.pin(&Target::parse(&reference)?, snapshot, true).await;
+            pushes.begin(&job);
+            Ok::<_, Error>(job)
+        };
+        // In a task of its own: a job that was listed and not begun would hold up all later pushes
+        // to its tag.
+        tokio::spawn(add).await.map_err(|panic| Error::Internal(format!("adding a push: {panic}")))?
     }
 
     /// Adds a push of a snapshot that will be committed to the repository of `reference`. The job

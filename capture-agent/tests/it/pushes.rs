@@ -383,6 +383,15 @@ async fn a_drain_tells_of_pushes_that_were_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_push_begins_although_its_caller_no_longer_waits() {
+    let (host, _engine) = out_of_reach().await;
+    let request = SnapshotRequest { reference: "team/agent:x".into(), push: Push::Never, ..SnapshotRequest::default() };
+    let digest = host.agent.snapshot("e", request).await.unwrap().digest;
+    drop(futures::poll!(Box::pin(host.agent.pushes().add(digest, "http://127.0.0.1:9/team/agent:x"))));
+    crate::common::until("it is tried", || host.agent.pushes().list().iter().any(|job| job.attempts > 0)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_push_that_waits_pins_its_snapshot_again_if_a_push_by_hand_took_the_pin() {
     let (host, _engine) = out_of_reach().await;
     let (digest, job) = snapshot(&host, "e", "team/agent:x").await;
