@@ -8,6 +8,8 @@ use std::collections::BTreeMap;
 use std::io;
 use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use tokio::sync::Mutex;
 
 /// What is kept in files.
 pub(crate) trait Record: Serialize + DeserializeOwned + Send + 'static {
@@ -24,6 +26,8 @@ pub(crate) trait Record: Serialize + DeserializeOwned + Send + 'static {
 #[derive(Debug)]
 pub(crate) struct Files<T> {
     dir: PathBuf,
+    /// Held while a file is written or removed.
+    turn: Arc<Mutex<()>>,
     records: PhantomData<fn() -> T>,
 }
 
@@ -31,7 +35,7 @@ impl<T: Record> Files<T> {
     /// Opens the folder, and makes it if it is not there. On a full disk the first record makes it:
     /// a start needs no free space.
     pub async fn open(dir: PathBuf) -> Result<Self> {
-        let files = Self { dir, records: PhantomData };
+        let files = Self { dir, turn: Arc::default(), records: PhantomData };
         files
             .on(|dir| match durable::create_private_dir_all(dir) {
                 Err(error) if is_full(&error) => {
@@ -72,7 +76,7 @@ impl<T: Record> Files<T> {
 
     pub async fn write(&self, record: &T) -> Result<()> {
         let (name, bytes) = (file_name(record.id()), serde_json::to_vec(record).map_err(|e| Error::Internal(e.to_string()))?);
-        self.on(move |dir| match durable::replace(&dir.join(&name), &bytes) {
+        self.change(move |dir| match durable::replace(&dir.join(&name), &bytes) {
             // The disk was full when the folder was to be made.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 durable::create_private_dir_all(dir)?;
@@ -85,9 +89,20 @@ impl<T: Record> Files<T> {
 
     pub async fn remove(&self, id: &str) -> Result<()> {
         let name = file_name(id);
-        self.on(move |dir| match std::fs::remove_file(dir.join(name)) {
+        self.change(move |dir| match std::fs::remove_file(dir.join(name)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
             _ => Ok(()),
+        })
+        .await
+    }
+
+    /// Changes the folder, in the order of the calls. The thread has the turn: it goes on if this
+    /// future is dropped, and the next change of a record writes to the same temporary file.
+    async fn change(&self, work: impl FnOnce(&Path) -> io::Result<()> + Send + 'static) -> Result<()> {
+        let turn = Arc::clone(&self.turn).lock_owned().await;
+        self.on(move |dir| {
+            let _turn = turn;
+            work(dir)
         })
         .await
     }
@@ -157,6 +172,17 @@ mod tests {
         let jobs = files.load().await.unwrap();
         assert_eq!(jobs.into_values().collect::<Vec<_>>(), [job("a"), job("b")]);
         assert!(!at("x.new").exists() && at("bad.json").exists());
+    }
+
+    #[tokio::test]
+    async fn a_write_that_was_given_up_does_not_end_after_the_next_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let files: Files<PushJob> = Files::open(dir.path().join("pushes")).await.unwrap();
+        // So long that it is under way when the next one begins.
+        let long = PushJob { error: Some("x".repeat(8 << 20)), ..job("a") };
+        drop(futures::poll!(Box::pin(files.write(&long))));
+        files.write(&job("a")).await.unwrap();
+        assert_eq!(files.load().await.unwrap().into_values().collect::<Vec<_>>(), [job("a")]);
     }
 
     #[tokio::test]
