@@ -67,12 +67,7 @@ pub fn run(args: &Args) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
         let dir = tempfile::tempdir_in(&disk)?;
-        let metadata: Arc<dyn Metadata> = match &args.database {
-            None => SqliteMetadata::open(&dir.path().join("metadata.sqlite"), Clock::system()).await?,
-            Some(url) => PostgresMetadata::connect(url, PostgresOptions::default()).await?,
-        };
-        let (packs, _) = pfr_store::storage::open_dir(&dir.path().join("packs"))?;
-        let store = Store::new(packs, Arc::clone(&metadata), Options::default());
+        let (metadata, store) = open(dir.path(), args.database.as_deref()).await?;
         let statistics = statistics(&store, &*metadata, args).await?;
         let forks = forks(&store, args).await?;
         ancestors(&store, &*metadata, args).await?;
@@ -100,6 +95,16 @@ pub fn run(args: &Args) -> Result<()> {
         }
         Ok(())
     })
+}
+
+/// Tables in a file below `dir`, or in this PostgreSQL database, and a store over them.
+async fn open(dir: &Path, database: Option<&str>) -> Result<(Arc<dyn Metadata>, Store)> {
+    let metadata: Arc<dyn Metadata> = match database {
+        None => SqliteMetadata::open(&dir.join("metadata.sqlite"), Clock::system()).await?,
+        Some(url) => PostgresMetadata::connect(url, PostgresOptions::default()).await?,
+    };
+    let store = beside(&dir.join("packs"), &metadata).await?;
+    Ok((metadata, store))
 }
 
 /// The agent whose forks have statistics.
@@ -245,7 +250,7 @@ fn listings(count: usize) -> impl Iterator<Item = Listing> {
     })
 }
 
-/// A store of rows that were written straight. Its storage gets the marker here, which commits
+/// A store of rows that were written without it. Its storage gets the marker here, which commits
 /// write before the first pack. Without an id in the tables, a storage without their packs would
 /// not pass for theirs.
 async fn beside(path: &Path, metadata: &Arc<dyn Metadata>) -> Result<Store> {
@@ -374,5 +379,15 @@ mod tests {
         push(&beside(&dir.path().join("straight"), &written).await.unwrap(), &many, &of_agent).await.unwrap();
         let hits = written.find_prefixes(many, Arc::new(next), None, usize::MAX).await.unwrap();
         assert_eq!(hits.deepest.first().map(|hit| hit.tokens), Some(u64::from(TOKENS)));
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_store_of_rows_without_packs_takes_forks_and_pushes() {
+        let dir = tempfile::tempdir().unwrap();
+        let (metadata, store) = open(dir.path(), None).await.unwrap();
+        let many: RepositoryName = MANY.parse().unwrap();
+        let made = snapshots(&*metadata, &many, 3, false).await.unwrap();
+        store.fork(&many, made[0], "try", 2).await.unwrap();
+        push(&store, &many, &tokens(0, COMMON)[..length(0) as usize]).await.unwrap();
     }
 }
