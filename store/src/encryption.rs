@@ -115,7 +115,7 @@ impl Store {
         Err(Error::Overloaded("another process wraps the key of this domain"))
     }
 
-    /// Notes, before a store gets its first pack, that it is not encrypted. Another process may be
+    /// Notes, before a process writes to a store, that it is not encrypted. Another process may be
     /// about to encrypt it while it is empty: the first of them decides.
     ///
     /// # Errors
@@ -134,18 +134,6 @@ impl Store {
             None => self.metadata.enter_domain_key(name, IN_THE_CLEAR.to_owned()).await?,
         };
         is_clear(&decided)
-    }
-
-    /// Checks that no other process has encrypted a store that is to be written to in the clear.
-    ///
-    /// # Errors
-    /// [`Error::Locked`].
-    pub(crate) async fn is_clear_still(&self) -> Result<()> {
-        if self.is_encrypted() || self.marked.initialized() {
-            return Ok(());
-        }
-        let decided = self.metadata.domain_key(DomainName::default()).await?;
-        decided.map_or(Ok(()), |decided| is_clear(&decided))
     }
 }
 

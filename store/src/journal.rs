@@ -32,8 +32,8 @@ impl Store {
     /// acknowledged only after that.
     ///
     /// # Errors
-    /// [`Error::Unavailable`], [`Error::Full`]: the changes stay noted, and the next call writes
-    /// them.
+    /// [`Error::Unavailable`], also if the storage is another store's, [`Error::Full`]: the changes
+    /// stay noted, and the next call writes them.
     #[boxed]
     pub async fn flush_journal(&self) -> Result<()> {
         // A caller that waits here usually finds that the flush before has written its change too.
@@ -66,7 +66,8 @@ impl Store {
             // A reader would refuse it.
             return Err(FormatError::TooLarge { what: "journal", found, limit }.into());
         }
-        self.is_clear_still().await?;
+        // A bucket that is another store's takes the object all the same.
+        self.mark().await?;
         let path = Path::from(row.key.as_str());
         let stage = Stage::storage("put journal", &row.key, found);
         stage.end(self.packs.put(&path, PutPayload::from(bytes)).await.map_err(Error::packs))?;

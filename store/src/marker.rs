@@ -112,8 +112,8 @@ fn with_packs_of_others() -> Error {
 }
 
 impl Store {
-    /// Checks the database before a process writes its first pack. Writes the marker if the store
-    /// is new; otherwise the storage must have it.
+    /// Checks the database before a process writes its first pack or object of the journal. Writes
+    /// the marker if the store is new; otherwise the storage must have it.
     ///
     /// # Errors
     /// [`Error::Unavailable`]: it is not the storage of this store, or it or the database cannot be

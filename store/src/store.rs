@@ -125,7 +125,7 @@ pub struct Store {
     pub(crate) large: Arc<Places>,
     /// Held while changes of names are journaled: those that wait share the next object.
     pub(crate) journaling: Arc<tokio::sync::Mutex<()>>,
-    /// The id of the storage, set once its marker was found before a pack is written.
+    /// The id of the storage, set once its marker was found before the first write.
     pub(crate) marked: Arc<tokio::sync::OnceCell<String>>,
     /// The wrapped key of its domain, if `packs` encrypts.
     pub(crate) wrapped_key: Option<Arc<WrappedKey>>,

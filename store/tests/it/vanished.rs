@@ -5,13 +5,14 @@ use crate::common::rig::{Backend, Rig};
 use crate::common::watched::Watched;
 use crate::common::{leaks, pieces, push, repository, snapshot, tag};
 use async_trait::async_trait;
-use futures::StreamExt as _;
 use futures::future::join_all;
+use futures::{StreamExt as _, TryStreamExt as _};
 use object_store::memory::InMemory;
 use object_store::path::Path as Key;
 use object_store::{ObjectStore, ObjectStoreExt as _};
 use pfr_schema::ErrorCode;
 use pfr_schema::api::ScrubReport;
+use pfr_schema::journal::PREFIX;
 use pfr_store::{
     Clock, DomainHome, DomainPacks, DomainTables, Domains, Error, GcOptions, Metadata, Options, PackState, Result, ScrubOptions,
     SqliteMetadata, Store, storage,
@@ -19,7 +20,7 @@ use pfr_store::{
 use pfr_testkit::storage::{Call, Hooks, Moment, Say, hooked, reset, watched};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 async fn scrub(store: &Store, full: bool) -> Result<ScrubReport> {
@@ -328,6 +329,86 @@ async fn a_new_domain_takes_no_push_while_its_disk_is_not_mounted() {
 /// A process over a directory, and tables that it shares with others.
 fn replica(tables: &Arc<dyn Metadata>, packs: &Path) -> Store {
     Store::new(storage::open_dir(packs).unwrap().0, Arc::clone(tables), Options::default()).with_packs_dir(packs)
+}
+
+fn bucket() -> Arc<dyn ObjectStore> {
+    Arc::new(InMemory::new())
+}
+
+/// A process over a bucket, and tables that it shares with others.
+fn over(tables: &Arc<dyn Metadata>, bucket: &Arc<dyn ObjectStore>) -> Store {
+    Store::new(Arc::clone(bucket), Arc::clone(tables), Options::default())
+}
+
+async fn new_tables() -> Arc<dyn Metadata> {
+    SqliteMetadata::open_in_memory(Clock::system()).await.unwrap()
+}
+
+/// Keys of the journal in a bucket.
+async fn journal_in(bucket: &Arc<dyn ObjectStore>) -> Vec<Key> {
+    let mut keys: Vec<Key> = bucket.list(Some(&Key::from(PREFIX))).map_ok(|object| object.location).try_collect().await.unwrap();
+    keys.sort();
+    keys
+}
+
+#[tokio::test]
+async fn no_change_of_names_is_confirmed_over_another_bucket() {
+    let [right, of_another, empty] = [(); 3].map(|()| bucket());
+    let (tables, others) = (new_tables().await, new_tables().await);
+    let (kept, goes) = (snapshot(&[1], vec![]), snapshot(&[2], vec![]));
+    let before = over(&tables, &right);
+    push(&before, &kept, "kept").await.unwrap();
+    push(&before, &kept, "gone").await.unwrap();
+    push(&before, &goes, "goes").await.unwrap();
+    push(&over(&others, &of_another), &kept, "kept").await.unwrap();
+
+    for wrong in [&of_another, &empty] {
+        let (store, journal) = (over(&tables, wrong), journal_in(wrong).await);
+        is_out_of_reach("a tag", store.put_tag(&repository(), tag("new"), kept.manifest.digest, None).await);
+        is_out_of_reach("forks", store.fork(&repository(), kept.manifest.digest, "fork", 2).await);
+        is_out_of_reach("the deletion of a tag", store.delete_tag(&repository(), &tag("gone"), None).await);
+        is_out_of_reach("the deletion of a snapshot", store.delete_snapshot(&repository(), &goes.manifest.digest).await);
+        assert_eq!(journal_in(wrong).await, journal);
+    }
+    // They are noted, and are confirmed when the journal has them.
+    assert!(!tables.unjournaled(1).await.unwrap().is_empty());
+    let store = over(&tables, &right);
+    store.put_tag(&repository(), tag("new"), kept.manifest.digest, None).await.unwrap();
+    let rebuilt = over(&new_tables().await, &right);
+    rebuilt.rebuild(&mut |_| ()).await.unwrap();
+    let tags = async |store: &Store| store.tags(&repository(), None, 100).await.unwrap().rows;
+    let found = tags(&rebuilt).await;
+    assert_eq!(found, tags(&store).await);
+    assert!(found.iter().map(|row| row.name.as_str()).eq(["fork-1", "fork-2", "kept", "new"]), "{found:?}");
+}
+
+/// Counts looks for the marker.
+#[derive(Debug, Default)]
+struct Looks(AtomicUsize);
+
+#[async_trait]
+impl Hooks for Looks {
+    async fn before(&self, call: &Call) -> object_store::Result<Option<object_store::Error>> {
+        if call.moment == Moment::Get && call.location == Key::from("pf-store") {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+        Ok(None)
+    }
+}
+
+#[tokio::test]
+async fn a_process_looks_for_the_marker_of_a_bucket_once() {
+    let (bucket, tables) = (bucket(), new_tables().await);
+    let s = snapshot(&[1], vec![]);
+    push(&over(&tables, &bucket), &s, "t").await.unwrap();
+    let looks = Arc::new(Looks::default());
+    let store = over(&tables, &hooked(bucket, looks.clone()));
+    for number in 2..4 {
+        store.put_tag(&repository(), tag(&format!("t-{number}")), s.manifest.digest, None).await.unwrap();
+        assert_eq!(looks.0.load(Ordering::SeqCst), 1);
+        push(&store, &snapshot(&[number], vec![]), "t").await.unwrap();
+    }
+    assert_eq!(looks.0.load(Ordering::SeqCst), 1);
 }
 
 #[tokio::test]
