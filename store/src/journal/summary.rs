@@ -74,7 +74,8 @@ impl Store {
     /// are no more, those that no row names; returns how many.
     ///
     /// # Errors
-    /// [`Error::Unavailable`], [`Error::Full`]: the next call deletes the rest.
+    /// [`Error::Unavailable`], also if the storage is another store's, [`Error::Full`]: the next
+    /// call deletes the rest.
     #[boxed]
     pub async fn trim_journal(&self, limit: usize) -> Result<u64> {
         let mut deleted = 0;
@@ -82,6 +83,11 @@ impl Store {
             let keys = self.metadata.superfluous_journal(BATCH.min(limit - deleted)).await?;
             if keys.is_empty() {
                 break;
+            }
+            if deleted == 0 {
+                // No row names the objects of another store: a sweep of its storage would take them
+                // for remains.
+                self.storage_is_there().await?;
             }
             deleted += keys.len();
             self.delete_journal(keys).await?;

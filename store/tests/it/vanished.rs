@@ -382,6 +382,23 @@ async fn no_change_of_names_is_confirmed_over_another_bucket() {
     assert!(found.iter().map(|row| row.name.as_str()).eq(["fork-1", "fork-2", "kept", "new"]), "{found:?}");
 }
 
+#[tokio::test]
+async fn no_journal_of_another_store_is_trimmed() {
+    let ([own, of_another], tables) = ([(); 2].map(|()| bucket()), new_tables().await);
+    let (store, s) = (over(&tables, &own), snapshot(&[1], vec![]));
+    push(&over(&new_tables().await, &of_another), &s, "t").await.unwrap();
+    push(&store, &s, "t").await.unwrap();
+    for number in 0..260 {
+        store.put_tag(&repository(), tag(&format!("t-{number}")), s.manifest.digest, None).await.unwrap();
+    }
+    assert!(store.summarize_journal().await.unwrap());
+    // A process with the wrong bucket collects.
+    let (wrong, journal) = (over(&tables, &of_another), journal_in(&of_another).await);
+    is_out_of_reach("a trim", wrong.trim_journal(usize::MAX).await);
+    assert!(!journal.is_empty() && journal_in(&of_another).await == journal);
+    assert!(store.trim_journal(usize::MAX).await.unwrap() > 256);
+}
+
 /// Counts looks for the marker.
 #[derive(Debug, Default)]
 struct Looks(AtomicUsize);
