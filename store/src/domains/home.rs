@@ -62,14 +62,14 @@ impl DomainHome {
         let metadata: Arc<dyn Metadata> = match &self.tables {
             DomainTables::Files(root) => {
                 let dir = folder(root, name);
-                durable::create_dir_all(&dir).map_err(|e| Error::io("directory", &dir, &e))?;
-                let options = beside.options();
-                SqliteMetadata::of_domain(name, &dir.join(DATABASE), options.clock.clone(), options.min_free).await?
+                let (database, options) = (dir.join(DATABASE), beside.options());
+                blocking(move || make_dir(&dir)).await?;
+                SqliteMetadata::of_domain(name, &database, options.clock.clone(), options.min_free).await?
             }
             #[cfg(feature = "postgres")]
             DomainTables::Postgres(database) => database.of_domain(name).await?,
         };
-        let (packs, dir) = self.place(name)?;
+        let (packs, dir) = self.place(name).await?;
         let store = beside.beside(packs, metadata);
         Ok(match dir {
             Some(dir) => store.with_packs_dir(&dir),
@@ -78,14 +78,17 @@ impl DomainHome {
     }
 
     /// Where the packs of a domain lie, and the directory of them, made where it is not there.
-    fn place(&self, name: &DomainName) -> Result<(Arc<dyn ObjectStore>, Option<PathBuf>)> {
+    async fn place(&self, name: &DomainName) -> Result<(Arc<dyn ObjectStore>, Option<PathBuf>)> {
         match &self.packs {
             DomainPacks::Files { root, inside } => {
                 let dir = folder(root, name).join(inside);
-                durable::create_dir_all(&dir).map_err(|e| Error::io("directory", &dir, &e))?;
-                let fail = |e| Error::Unavailable { what: "directory", reason: format!("{}: {e}", dir.display()) };
-                let packs = in_directory(&dir).map_err(fail)?;
-                Ok((packs, Some(dir)))
+                let open = move || -> Result<(Arc<dyn ObjectStore>, Option<PathBuf>)> {
+                    make_dir(&dir)?;
+                    let fail = |e| Error::Unavailable { what: "directory", reason: format!("{}: {e}", dir.display()) };
+                    let packs = in_directory(&dir).map_err(fail)?;
+                    Ok((packs, Some(dir)))
+                };
+                blocking(open).await
             }
             DomainPacks::Bucket(bucket) => Ok((Arc::new(PrefixStore::new(Arc::clone(bucket), prefix(name))), None)),
         }
@@ -97,7 +100,7 @@ impl DomainHome {
         if matches!(self.packs, DomainPacks::Files { .. }) && !self.has_any(name).await? {
             return Ok(None);
         }
-        encryption::read_key(&*self.place(name)?.0).await
+        encryption::read_key(&*self.place(name).await?.0).await
     }
 
     /// Whether no store has used the place of a domain.
@@ -105,13 +108,13 @@ impl DomainHome {
         if matches!(self.packs, DomainPacks::Files { .. }) && !self.has_any(name).await? {
             return Ok(true);
         }
-        encryption::is_new(&*self.place(name)?.0, false).await
+        encryption::is_new(&*self.place(name).await?.0, false).await
     }
 
     /// Whether the place of a domain has a marker.
     async fn has_marker(&self, name: &DomainName) -> Result<bool> {
         match &self.packs {
-            DomainPacks::Files { root, inside } => is_there(&folder(root, name).join(inside).join(marker::KEY)),
+            DomainPacks::Files { root, inside } => is_there(folder(root, name).join(inside).join(marker::KEY)).await,
             DomainPacks::Bucket(bucket) => match bucket.head(&prefix(name).join(marker::KEY)).await {
                 Ok(_) => Ok(true),
                 Err(object_store::Error::NotFound { .. }) => Ok(false),
@@ -129,7 +132,7 @@ impl DomainHome {
             return Ok(false);
         }
         let has_tables = match &self.tables {
-            DomainTables::Files(root) => is_there(&folder(root, name).join(DATABASE))?,
+            DomainTables::Files(root) => is_there(folder(root, name).join(DATABASE)).await?,
             #[cfg(feature = "postgres")]
             DomainTables::Postgres(_) => false,
         };
@@ -148,7 +151,7 @@ impl DomainHome {
         match &self.tables {
             DomainTables::Files(root) => {
                 let database = folder(root, name).join(DATABASE);
-                if !is_there(&database)? || !self.is_new(name).await? {
+                if !is_there(database.clone()).await? || !self.is_new(name).await? {
                     return Ok(false);
                 }
                 let options = beside.options();
@@ -209,30 +212,26 @@ impl DomainHome {
     /// Whether anything lies in the place of a domain.
     pub(super) async fn has_any(&self, name: &DomainName) -> Result<bool> {
         match &self.packs {
-            DomainPacks::Files { root, inside } => Ok(folder(root, name).join(inside).exists()),
+            DomainPacks::Files { root, inside } => {
+                let dir = folder(root, name).join(inside);
+                blocking(move || Ok(dir.exists())).await
+            }
             DomainPacks::Bucket(bucket) => Ok(bucket.list(Some(&prefix(name))).try_next().await.map_err(Error::packs)?.is_some()),
         }
     }
 
     /// The domains that have a marker.
     pub(super) async fn find(&self) -> Result<Vec<DomainName>> {
-        let mut found = Vec::new();
-        match &self.packs {
+        let found: Vec<DomainName> = match &self.packs {
             DomainPacks::Files { root, .. } => {
-                let entries = match std::fs::read_dir(root.join(DomainName::FOLDER)) {
-                    Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(found),
-                    entries => entries.map_err(|e| Error::io("directory", root, &e))?,
-                };
-                for entry in entries {
-                    let name = entry.map_err(|e| Error::io("directory", root, &e))?.file_name();
-                    found.extend(name.to_str().and_then(|name| name.parse::<DomainName>().ok()));
-                }
+                let root = root.clone();
+                blocking(move || names_in(&root)).await?
             }
             DomainPacks::Bucket(bucket) => {
                 let folders = bucket.list_with_delimiter(Some(&Path::from(DomainName::FOLDER))).await.map_err(Error::packs)?;
-                found.extend(folders.common_prefixes.iter().filter_map(|folder| folder.filename()?.parse::<DomainName>().ok()));
+                folders.common_prefixes.iter().filter_map(|folder| folder.filename()?.parse::<DomainName>().ok()).collect()
             }
-        }
+        };
         let mut names = Vec::new();
         for name in found {
             if self.has_marker(&name).await? {
@@ -253,14 +252,40 @@ fn prefix(name: &DomainName) -> Path {
     Path::from(DomainName::FOLDER).join(name.as_str())
 }
 
+/// Makes a directory, durably, where it is not there.
+fn make_dir(dir: &std::path::Path) -> Result<()> {
+    durable::create_dir_all(dir).map_err(|e| Error::io("directory", dir, &e))
+}
+
+/// The names of the folders of domains in a directory.
+fn names_in(root: &std::path::Path) -> Result<Vec<DomainName>> {
+    let entries = match std::fs::read_dir(root.join(DomainName::FOLDER)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.map_err(|e| Error::io("directory", root, &e))?,
+    };
+    let mut found = Vec::new();
+    for entry in entries {
+        let name = entry.map_err(|e| Error::io("directory", root, &e))?.file_name();
+        found.extend(name.to_str().and_then(|name| name.parse::<DomainName>().ok()));
+    }
+    Ok(found)
+}
+
 /// Whether something lies at `path`. A disk that cannot be read is an error: a domain whose marker
 /// is not there may be deleted.
-fn is_there(path: &std::path::Path) -> Result<bool> {
-    match std::fs::metadata(path) {
+async fn is_there(path: PathBuf) -> Result<bool> {
+    let look = move || match std::fs::metadata(&path) {
         Ok(_) => Ok(true),
         Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => Ok(false),
-        Err(error) => Err(Error::io("directory", path, &error)),
-    }
+        Err(error) => Err(Error::io("directory", &path, &error)),
+    };
+    blocking(look).await
+}
+
+/// Runs calls of the file system on a blocking thread: on a mount that hangs, they would keep an
+/// async one from the requests of other domains.
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+    tokio::task::spawn_blocking(work).await.map_err(|e| Error::Internal(e.to_string()))?
 }
 
 async fn remove_object(bucket: &Arc<dyn ObjectStore>, at: &Path) -> Result<()> {
@@ -293,12 +318,44 @@ async fn removed(what: PathBuf, remove: fn(&std::path::Path) -> io::Result<()>) 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use futures::FutureExt as _;
+    use std::pin::pin;
+
+    fn home(root: &std::path::Path) -> DomainHome {
+        let packs = DomainPacks::Files { root: root.into(), inside: "packs" };
+        DomainHome { tables: DomainTables::Files(root.into()), packs }
+    }
+
+    #[test]
+    fn a_mount_that_hangs_holds_up_no_async_thread() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(1).build().expect("a runtime");
+        runtime.block_on(async {
+            let dir = tempfile::tempdir().expect("a directory");
+            let (home, name) = (home(dir.path()), "a".parse::<DomainName>().expect("a name"));
+            let beside = Store::open_in_memory(crate::Options::default()).await.expect("a store");
+            // As if a call hung: the only blocking thread is busy.
+            let (hung, goes_on) = std::sync::mpsc::channel::<()>();
+            let busy = tokio::task::spawn_blocking(move || goes_on.recv());
+            let mut opening = pin!(home.open(&name, &beside));
+            assert!(opening.as_mut().now_or_never().is_none());
+            assert!(!dir.path().join(DomainName::FOLDER).exists(), "an async thread made it");
+            assert!(home.key(&name).now_or_never().is_none());
+            assert!(home.is_new(&name).now_or_never().is_none());
+            assert!(home.is_half_removed(&name).now_or_never().is_none());
+            assert!(home.lacks_packs(&name, &beside).now_or_never().is_none());
+            assert!(home.has_any(&name).now_or_never().is_none());
+            assert!(home.find().now_or_never().is_none());
+            drop(hung);
+            opening.await.expect("it goes on");
+            assert!(dir.path().join(DomainName::FOLDER).join("a/packs").is_dir());
+            assert!(busy.await.expect("it ended").is_err());
+        });
+    }
 
     #[tokio::test]
     async fn a_marker_that_cannot_be_looked_for_is_not_taken_for_one_that_is_gone() {
         let dir = tempfile::tempdir().expect("a directory");
-        let packs = DomainPacks::Files { root: dir.path().into(), inside: "packs" };
-        let home = DomainHome { tables: DomainTables::Files(dir.path().into()), packs };
+        let home = home(dir.path());
         let name: DomainName = "a".parse().expect("a name");
         let inside = folder(dir.path(), &name).join("packs");
         std::fs::create_dir_all(&inside).expect("a folder");
