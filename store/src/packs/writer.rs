@@ -47,7 +47,7 @@ pub(crate) struct PackWriter {
     id: PackId,
     key: String,
     upload: Box<dyn MultipartUpload>,
-    writing: Option<JoinHandle<object_store::Result<()>>>,
+    writing: Option<JoinHandle<Result<()>>>,
     pending: Pending,
     /// Bytes of blobs that were left out since the pending ones were copied.
     left_out: u64,
@@ -175,12 +175,19 @@ impl PackWriter {
     async fn write_part(&mut self, bytes: usize) -> Result<()> {
         self.wait().await?;
         // Compaction frees more than it takes, and has looked whether it fits.
-        let disk = self.store.packs_disk.as_ref().filter(|_| self.grows);
-        let coming = disk.map(|disk| disk.take(bytes as u64)).transpose()?;
+        let disk = self.store.packs_disk.clone().filter(|_| self.grows);
         let stage = Stage::storage("put part", &self.key, bytes as u64);
         let part: UploadPart = self.upload.put_part(PutPayload::from_iter(self.pending.take(bytes)));
         self.writing = Some(tokio::spawn(async move {
-            let written = part.await;
+            let coming = match disk {
+                // It may hang, and then would keep the async thread.
+                Some(disk) => {
+                    let take = tokio::task::spawn_blocking(move || disk.take(bytes as u64));
+                    Some(take.await.map_err(|e| Error::Internal(e.to_string()))??)
+                }
+                None => None,
+            };
+            let written = part.await.map_err(Error::packs);
             drop((coming, stage));
             written
         }));
@@ -189,7 +196,7 @@ impl PackWriter {
 
     async fn wait(&mut self) -> Result<()> {
         match self.writing.take() {
-            Some(task) => task.await.map_err(|e| Error::Internal(e.to_string()))?.map_err(Error::packs),
+            Some(task) => task.await.map_err(|e| Error::Internal(e.to_string()))?,
             None => Ok(()),
         }
     }
@@ -345,5 +352,36 @@ impl PackWriter {
                 false
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Options;
+    use futures::FutureExt as _;
+
+    #[test]
+    fn a_disk_that_hangs_holds_up_no_async_thread() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(1).build().expect("a runtime");
+        runtime.block_on(async {
+            let dir = tempfile::tempdir().expect("a directory");
+            // Nothing fits above the floor.
+            let options = Options { min_free: Some(u64::MAX), ..Options::default() };
+            let store = Store::open_in_memory(options).await.expect("a store").with_packs_dir(dir.path());
+            let mut writer = PackWriter::begin(&store, None).await.expect("a pack").above_the_floor();
+            // As if a call hung: the only blocking thread is busy.
+            let (hung, goes_on) = std::sync::mpsc::channel::<()>();
+            let busy = tokio::task::spawn_blocking(move || goes_on.recv());
+            let mut writing = Box::pin(writer.append(Bytes::from(vec![7_u8; 2 * files::PART])));
+            for _ in 0..10 {
+                assert!(writing.as_mut().now_or_never().is_none(), "an async thread asked the disk");
+                tokio::task::yield_now().await;
+            }
+            drop(hung);
+            let refused = writing.await;
+            assert!(matches!(refused, Err(Error::Full(_))), "{refused:?}");
+            assert!(busy.await.expect("it ended").is_err());
+        });
     }
 }
