@@ -114,7 +114,7 @@ impl Domains {
     }
 
     /// The domain over this store, which begins its background work.
-    fn serve(&self, name: &DomainName, store: Store) -> Arc<Domain> {
+    pub(crate) fn serve(&self, name: &DomainName, store: Store) -> Arc<Domain> {
         let mut others = self.0.others.lock();
         if let Some(domain) = others.get(name).filter(|domain| domain.store.is_same(&store)) {
             return Arc::clone(domain);

@@ -3,6 +3,7 @@
 
 use crate::app::App;
 use crate::auth::{Access, Admin, AllRepositories, Metrics, Open};
+use crate::domains::Domain;
 use crate::failures;
 use crate::metrics::{DATABASE_UP, DISK, PACKS, ROWS_WRITTEN, SMALL_PACKS, TRACES_DROPPED, of_domain, set_quota, set_tasks};
 use crate::problem::ApiError;
@@ -10,11 +11,17 @@ use crate::v1::Answer;
 use axum::extract::State;
 use axum::http::header;
 use axum::response::IntoResponse;
+use futures::StreamExt as _;
 use pfr_schema::ErrorCode;
 use std::time::Duration;
+use tokio::time::Instant;
 
-/// How long the store may take to answer.
+/// How long the store may take to answer; for a scrape, the databases of all domains together.
 const READY: Duration = Duration::from_secs(5);
+/// How long a scrape waits for the database of one domain, while it asks those of others.
+const OF_DOMAIN: Duration = Duration::from_secs(3);
+/// Databases that a scrape asks at a time.
+const AT_ONCE: usize = 8;
 
 /// The process runs
 #[utoipa::path(
@@ -56,28 +63,44 @@ pub(crate) async fn metrics(_: Access<Admin, Metrics>, State(app): State<App>) -
     }
     metrics::counter!(TRACES_DROPPED).absolute(pfr_service::traces::dropped());
     // A scrape must work when the store does not: then the gauges keep their last values.
-    let read = async {
-        for domain in &domains {
-            domain.collector.backlog().await?;
-            let (metadata, labels) = (domain.store.metadata(), || of_domain(&domain.name));
-            metrics::gauge!(DISK, labels()).set(metadata.disk_bytes().await? as f64);
-            let packs = metadata.count_packs(domain.store.full_pack()).await?;
-            metrics::gauge!(PACKS, labels()).set(packs.live as f64);
-            metrics::gauge!(SMALL_PACKS, labels()).set(packs.small as f64);
-            if let Some(quota) = metadata.quota().await? {
-                set_quota(&domain.name, &quota);
-            }
+    let all = domains.len();
+    let reads = domains.into_iter().map(|domain| async move {
+        let read = tokio::time::timeout(OF_DOMAIN, set_stored(&domain)).await;
+        let reason = match read {
+            Ok(Ok(())) => return Ok(()),
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => format!("no answer within {OF_DOMAIN:?}"),
+        };
+        Err(format!("domain {}: {reason}", domain.name))
+    });
+    let mut reads = futures::stream::iter(reads).buffer_unordered(AT_ONCE);
+    let (until, mut read, mut failed) = (Instant::now() + READY, 0, None);
+    while let Ok(Some(done)) = tokio::time::timeout_at(until, reads.next()).await {
+        match done {
+            Ok(()) => read += 1,
+            Err(reason) => failed = failed.or(Some(reason)),
         }
-        Ok::<_, pfr_store::Error>(())
-    };
-    let read = tokio::time::timeout(READY, read).await;
-    metrics::gauge!(DATABASE_UP).set(if matches!(read, Ok(Ok(()))) { 1.0 } else { 0.0 });
-    match read {
-        Ok(Ok(())) => {}
-        Ok(Err(error)) => tracing::warn!(%error, "metrics: what is on storage and the backlog of collection cannot be read"),
-        Err(_) => tracing::warn!("metrics: what is on storage and the backlog of collection cannot be read: no answer within {READY:?}"),
+    }
+    metrics::gauge!(DATABASE_UP).set(if read == all { 1.0 } else { 0.0 });
+    if read < all {
+        let error = failed.unwrap_or_else(|| format!("no answer within {READY:?}"));
+        tracing::warn!(error, domains = all - read, "metrics: what is on storage and the backlog of collection cannot be read");
     }
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], app.metrics.render())
+}
+
+/// Sets the gauges of what the tables of a domain say.
+async fn set_stored(domain: &Domain) -> pfr_store::Result<()> {
+    domain.collector.backlog().await?;
+    let (metadata, labels) = (domain.store.metadata(), || of_domain(&domain.name));
+    metrics::gauge!(DISK, labels()).set(metadata.disk_bytes().await? as f64);
+    let packs = metadata.count_packs(domain.store.full_pack()).await?;
+    metrics::gauge!(PACKS, labels()).set(packs.live as f64);
+    metrics::gauge!(SMALL_PACKS, labels()).set(packs.small as f64);
+    if let Some(quota) = metadata.quota().await? {
+        set_quota(&domain.name, &quota);
+    }
+    Ok(())
 }
 
 /// This document
@@ -104,10 +127,10 @@ mod tests {
     use pfr_store::{Clock, Domains, Options, Store};
     use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, Ordering};
-    use tokio::time::{Instant, pause, timeout};
+    use tokio::time::{pause, sleep, timeout};
 
-    /// A registry whose database answers until `hangs` is set.
-    async fn service(hangs: &Arc<AtomicBool>, config: &Config) -> Router {
+    /// A store whose database answers until `hangs` is set.
+    async fn store(hangs: &Arc<AtomicBool>) -> Store {
         let (hangs, own) = (Arc::clone(hangs), std::thread::current().id());
         // Each transaction asks for the time, in the thread of the database.
         let clock = Clock::new(move || {
@@ -116,10 +139,17 @@ mod tests {
             }
             Clock::system().now()
         });
-        let store = Store::open_in_memory(Options { clock, ..Options::default() }).await.unwrap();
+        Store::open_in_memory(Options { clock, ..Options::default() }).await.unwrap()
+    }
+
+    /// A registry over one domain.
+    fn app(store: Store, config: &Config) -> App {
         let opened = Opened { domains: Domains::new(store, None), redirects: None };
-        let app = App::new(opened, crate::metrics::recorder().unwrap(), routes::openapi(), None, config);
-        routes::service(app, None)
+        App::new(opened, crate::metrics::recorder().unwrap(), routes::openapi(), None, config)
+    }
+
+    async fn service(hangs: &Arc<AtomicBool>, config: &Config) -> Router {
+        routes::service(app(store(hangs).await, config), None)
     }
 
     /// Status and text of the answer, and how long it took.
@@ -155,5 +185,27 @@ mod tests {
         let (status, text, took) = scrape(&guarded).await;
         assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE, "{text}");
         assert!(took < Duration::from_secs(10), "{took:?}");
+    }
+
+    #[tokio::test]
+    async fn a_database_that_hangs_keeps_no_gauges_of_other_domains_from_being_read() {
+        let (hangs, answers) = (Arc::new(AtomicBool::new(false)), Arc::default());
+        let app = app(store(&answers).await, &Config::default());
+        // In the order of their names it is the first of them.
+        for (name, hangs) in [("hangs", &hangs), ("well", &answers)] {
+            app.domains.serve(&name.parse().unwrap(), store(hangs).await);
+        }
+        hangs.store(true, Ordering::Relaxed);
+        let service = routes::service(app.clone(), None);
+        let read = async {
+            while !app.metrics.render().lines().any(|line| line == r#"pf_store_packs{domain="well"} 0"#) {
+                sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::select! {
+            () = read => {}
+            (_, text, _) = scrape(&service) => panic!("the other domain was not read: {text}"),
+        }
+        app.domains.stop();
     }
 }
