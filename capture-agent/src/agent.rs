@@ -64,7 +64,7 @@ impl Agent {
         let engines = Engines::new(&config);
         let llamas = Llamas::open(&config, engines.ring())?;
         let flight = Flight::new(config.restore_bytes);
-        let room = Room::of(config.store_dir());
+        let room = Room::of(store.clone(), config.store_dir());
         Ok(Self(Arc::new(Inner {
             config,
             store,

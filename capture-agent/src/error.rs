@@ -78,8 +78,17 @@ pub enum Error {
     #[error("memory: {0}")]
     Memory(#[from] MemoryError),
     /// Not enough of a resource; nothing was changed.
-    #[error("not enough {what}: {needed} bytes needed, {free} free; nothing was changed")]
-    NoRoom { what: &'static str, needed: u64, free: u64 },
+    #[error(
+        "not enough {what}: {needed} bytes needed, {free} free{}; nothing was changed",
+        if *collected { " after a collection of garbage" } else { "" }
+    )]
+    NoRoom {
+        what: &'static str,
+        needed: u64,
+        free: u64,
+        /// Whether garbage was collected to make room.
+        collected: bool,
+    },
     /// The engine went on before it was told to.
     #[error("engine {engine:?} goes on by itself after a pause of {seconds} s, and the capture was not done: it is void")]
     PauseEnded { engine: String, seconds: f64 },

@@ -205,7 +205,7 @@ impl Agent {
         };
         let refusal = refusal.or_else(|| {
             let over = left.filter(|left| bytes > *left);
-            over.map(|free| Error::NoRoom { what: "of the size that this job may fetch", needed: bytes, free })
+            over.map(|free| Error::NoRoom { what: "of the size that this job may fetch", needed: bytes, free, collected: false })
         });
         let mut item = WarmItem {
             reference: found.reference(),
@@ -270,7 +270,7 @@ impl Agent {
         let lock = self.jobs().fetch(*digest);
         let _one = lock.lock().await;
         // Given back at once: this may wait for its registry for days.
-        drop(self.room().take(*bytes)?);
+        drop(self.room().take(*bytes).await?);
         let (mut tries, mut received, mut done) = (Tries::default(), 0, done);
         let brake = self.priority().brake(request.rate);
         let report = loop {

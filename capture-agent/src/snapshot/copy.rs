@@ -78,7 +78,7 @@ pub(super) async fn copy(agent: &Agent, session: &PushSession, inventory: &Arc<I
         tensors: BTreeMap::new(),
         digests,
     };
-    let mut granted = agent.room().take(copied.bytes_new)?;
+    let mut granted = agent.room().take(copied.bytes_new).await?;
 
     let encoding = Encoding::new(agent.config().compression, agent.store().options().codecs);
     for memory in 0..inventory.memories.len() {

@@ -159,7 +159,7 @@ impl Agent {
     async fn take_slot(&self, llama: &Arc<Llama>, mut request: SnapshotRequest, commit_begun: &CommitBegun) -> Result<SnapshotReport> {
         let (started, mut target) = (Instant::now(), self.target(&request)?);
         target.commit_begun.clone_from(commit_begun);
-        drop(self.room().take(0)?);
+        drop(self.room().take(0).await?);
         let Saved { engine, sequence, pin, digest, wrote } = llama.capture(request.sequence.as_deref()).await?;
         request.labels.insert(STATE_FILE.into(), digest.to_string());
         let mut report = self.store_pinned(&engine, &target, sequence, pin, &request).await?;
@@ -210,7 +210,7 @@ impl Agent {
     ) -> Result<SnapshotReport> {
         let started = Instant::now();
         preflight::memory(engine).await?;
-        drop(self.room().take(0)?);
+        drop(self.room().take(0).await?);
         let session = CaptureSession::open(self.store(), target).await?;
         let taken = take(&session.push).await;
         let mut report = match taken {
