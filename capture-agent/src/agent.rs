@@ -49,13 +49,14 @@ struct Inner {
 
 impl Agent {
     /// Opens the local store and continues unfinished pushes. Jobs that were under way are listed
-    /// as interrupted.
+    /// as interrupted, and captures that were under way are given up.
     ///
     /// # Errors
     /// [`Error::Store`], [`Error::Io`]; [`Error::Invalid`] if another agent has this data folder.
     pub async fn open(config: Config) -> Result<Self> {
         let lock = lock(&config)?;
         let store = Store::open(&config.store_dir(), pfr_store::Options::default()).await?;
+        end_captures(&store).await;
         let pushes = Pushes::open(&config, store.clone()).await?;
         let schedule = upkeep::schedule(&store, config.max_store_size.map(|size| size.0));
         let tasks = schedule.clone();
@@ -207,6 +208,18 @@ impl Agent {
 impl Drop for Inner {
     fn drop(&mut self) {
         self.schedule.stop();
+    }
+}
+
+/// Ends the sessions of captures that an agent before this one has begun: only the agent that has
+/// the lock captures into this store. Their leases would keep what they stored for an hour. Those
+/// of pulls stay: a pull goes on with what it has stored.
+async fn end_captures(store: &Store) {
+    match store.end_captures().await {
+        Ok(0) => {}
+        Ok(captures) => tracing::info!(captures, "captures that an earlier agent did not end are given up"),
+        // A start needs no free space.
+        Err(error) => tracing::warn!(%error, "sessions of captures of an earlier agent stay open until their leases end"),
     }
 }
 

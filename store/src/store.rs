@@ -260,9 +260,30 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`], [`Error::Full`].
     pub async fn open_push(&self, repository: &RepositoryName) -> Result<PushSession> {
-        let id = PushId(uuid::Uuid::now_v7().to_string());
+        self.open_session(PushId::new(), repository).await
+    }
+
+    /// Opens a push session for a capture. Unlike a push or a pull, a capture that was interrupted
+    /// does not go on, so [`Store::end_captures`] may end it.
+    ///
+    /// # Errors
+    /// As [`Store::open_push`].
+    pub async fn open_capture(&self, repository: &RepositoryName) -> Result<PushSession> {
+        self.open_session(PushId::of_capture(), repository).await
+    }
+
+    async fn open_session(&self, id: PushId, repository: &RepositoryName) -> Result<PushSession> {
         self.metadata.open_push(id.clone(), repository.clone(), self.options.lease).await?;
         Ok(PushSession { id: LivePush::found(self, id), lease: self.options.lease })
+    }
+
+    /// Ends the sessions of all captures: what they stored is garbage. Returns how many there were.
+    /// For the process that alone makes captures into this store, when none is under way.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    pub async fn end_captures(&self) -> Result<u64> {
+        self.metadata.end_captures().await
     }
 
     /// Positions in `wanted` of the blobs that the store lacks. The others are leased to the

@@ -6,7 +6,8 @@ use pfr_store::{PushSession, Store};
 use tokio::runtime::Handle;
 
 /// A session of the local store. Its end ends the leases of what the capture has stored, so the
-/// next collection frees that. Until then the next try of the capture finds it.
+/// next collection frees that. Until then the next try of the capture finds it. Those of an agent
+/// that was killed end at the next start.
 ///
 /// A capture that is given up, or that panics, drops this, which ends the session in a task of its
 /// own. Not once a commit has begun: that goes on by itself, and ends the session. If it fails then,
@@ -22,7 +23,7 @@ pub(super) struct CaptureSession {
 
 impl CaptureSession {
     pub async fn open(store: &Store, target: &Target) -> Result<Self> {
-        let push = store.open_push(&target.repository).await?;
+        let push = store.open_capture(&target.repository).await?;
         let (store, commit_begun) = (store.clone(), target.commit_begun.clone());
         Ok(Self { store, push, commit_begun, is_over: false, runtime: Handle::current() })
     }

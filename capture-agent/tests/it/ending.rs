@@ -1,14 +1,18 @@
 //! An agent that ends. In the middle of a fill the engine takes its blocks back when it sees the
-//! end of the connection, so nothing may be written after that. A real process, real shared memory.
+//! end of the connection, so nothing may be written after that. What a capture had stored is
+//! garbage. A real process, real shared memory.
 
 use crate::common::client::{Client, memfd_of};
 use crate::common::layout::{Group, Spec};
 use crate::common::registry;
 use pfr_client::{Remote, RemoteOptions};
 use pfr_schema::engine::{Sequence, Verb};
+use pfr_store::{Options, Store};
+use pfr_testkit::frames;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::os::fd::OwnedFd;
@@ -42,6 +46,8 @@ struct Engine {
     memory: Arc<File>,
     writing: Arc<Mutex<UnixStream>>,
     answers: Receiver<Value>,
+    /// Calls that it leaves without an answer.
+    unanswered: Receiver<Value>,
     /// Returns what the last words of the blocks were when it saw the end.
     reader: JoinHandle<Vec<u64>>,
 }
@@ -84,17 +90,22 @@ fn sequence() -> Sequence {
 
 impl Engine {
     async fn register(socket: &Path, memory: &Arc<File>) -> Self {
+        Self::register_with(socket, memory, &[Verb::Pause, Verb::Table, Verb::Request], None).await
+    }
+
+    /// An engine that serves these verbs, and leaves one call without an answer.
+    async fn register_with(socket: &Path, memory: &Arc<File>, verbs: &[Verb], silent_at: Option<&'static str>) -> Self {
         let group =
             Group { block_tokens: BLOCK_TOKENS, blocks: 2 * COLUMNS + 1, layers: 1, token_bytes: BLOCK / 16, ..Group::opaque("main") };
         let mut spec = Spec::with("e", vec![group]);
-        spec.verbs = vec![Verb::Pause, Verb::Table, Verb::Request];
+        spec.verbs = verbs.to_vec();
         let mut client = Client::connect(socket).await;
         let fd: OwnedFd = memory.try_clone().unwrap().into();
         let answer = client.register(&json!(spec.register(0)), &[&fd]).await.unwrap();
         assert!(answer["ok"].is_object(), "{answer}");
         let stream = client.stream.into_std().unwrap();
         stream.set_nonblocking(false).unwrap();
-        let (tell, answers) = channel();
+        let ((tell, answers), (leave, unanswered)) = (channel(), channel());
         let (mut reading, writing) = (stream.try_clone().unwrap(), Arc::new(Mutex::new(stream)));
         let (answering, seen) = (Arc::clone(&writing), Arc::clone(memory));
         let reader = std::thread::spawn(move || {
@@ -102,6 +113,10 @@ impl Engine {
                 let ok = match message["call"].as_str() {
                     None => {
                         drop(tell.send(message));
+                        continue;
+                    }
+                    call if call == silent_at => {
+                        drop(leave.send(message));
                         continue;
                     }
                     Some("table") => json!({"sequences": [sequence()]}),
@@ -112,7 +127,7 @@ impl Engine {
             }
             marks(&seen)
         });
-        Self { memory: Arc::clone(memory), writing, answers, reader }
+        Self { memory: Arc::clone(memory), writing, answers, unanswered, reader }
     }
 
     fn ask(&self, id: u64, call: &str, args: &Value) {
@@ -174,10 +189,15 @@ impl Drop for Agent {
     }
 }
 
-async fn post(dir: &Path, path: &str, body: &Value) {
+/// The agent may end before it answers.
+async fn try_post(dir: &Path, path: &str, body: &Value) -> reqwest::Result<reqwest::Response> {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let http = reqwest::Client::builder().unix_socket(dir.join("agent.sock")).build().unwrap();
-    let answer = http.post(format!("http://agent{path}")).body(body.to_string()).send().await.unwrap();
+    http.post(format!("http://agent{path}")).body(body.to_string()).send().await
+}
+
+async fn post(dir: &Path, path: &str, body: &Value) {
+    let answer = try_post(dir, path, body).await.unwrap();
     let (status, text) = (answer.status(), answer.text().await.unwrap());
     assert!(status.is_success(), "{path}: {status} {text}");
 }
@@ -236,6 +256,37 @@ async fn a_stopping_agent_ends_no_connection_under_a_copy() {
     for _ in 0..3 {
         end(dir.path(), &memory, Signal::TERM, 1).await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_killed_agent_had_stored_of_a_capture_is_garbage_when_the_next_agent_has_started() {
+    let dir = tempfile::tempdir().unwrap();
+    let memory = Arc::new(File::from(memfd_of("pf-ending", &memory())));
+    let agent = Agent::start(dir.path());
+    let verbs = [Verb::Pause, Verb::Table];
+    let engine = Engine::register_with(&dir.path().join("engines.sock"), &memory, &verbs, Some("resume")).await;
+    let folder = dir.path().to_owned();
+    tokio::spawn(async move {
+        let request = json!({"reference": "team/agent:now", "push": "never"});
+        drop(try_post(&folder, "/v1/engines/e/snapshots", &request).await);
+    });
+    // Without pins the engine goes on when its pages are stored.
+    engine.unanswered.recv_timeout(TIMEOUT).unwrap();
+    // An interrupted pull goes on with what it has stored.
+    let store = Store::open(&dir.path().join("store"), Options::default()).await.unwrap();
+    let pull = store.open_push(&"team/pulled".parse().unwrap()).await.unwrap();
+    let pulled = bytes::Bytes::from(frames::stream([frames::blob(b"pulled")]));
+    store.ingest(&pull.id, futures::stream::iter([Ok::<_, Infallible>(pulled)])).await.unwrap();
+    let usage = async || store.usage(Duration::ZERO).await.unwrap();
+    let before = usage().await;
+    assert!(before.leased.bytes > BLOCK && before.garbage_bytes == 0, "{before:?}");
+    // SIGKILL.
+    drop(agent);
+
+    let _next = Agent::start(dir.path());
+    let after = usage().await;
+    assert!(after.garbage_bytes > BLOCK, "{after:?}");
+    assert!((1..BLOCK).contains(&after.leased.bytes), "what was pulled stays: {after:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

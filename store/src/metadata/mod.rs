@@ -96,6 +96,8 @@ macro_rules! metadata_transactions {
             /// Ends every session that lives and gives up every pack that is being written; returns
             /// how many sessions. For a store of one host.
             end_pushes() -> u64 = WRITE |tx| sessions::end_all(tx);
+            /// Ends every session that was opened for a capture; returns how many.
+            end_captures() -> u64 = WRITE |tx| sessions::end_captures(tx);
             /// Of these objects, those that a lease covers.
             leases(ids: Vec<ObjectId>) -> Vec<(ObjectId, Lease)> = READ |tx| leases::of(tx, ids);
             /// Records a pack before its upload starts.

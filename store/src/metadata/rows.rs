@@ -49,6 +49,18 @@ pub type PackId = i64;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct PushId(pub String);
 
+impl PushId {
+    /// An id that no session has.
+    pub(crate) fn new() -> Self {
+        Self(uuid::Uuid::now_v7().to_string())
+    }
+
+    /// The same for a capture: the id says what the session is for.
+    pub(crate) fn of_capture() -> Self {
+        Self(format!("capture-{}", uuid::Uuid::now_v7()))
+    }
+}
+
 impl std::fmt::Display for PushId {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(&self.0)

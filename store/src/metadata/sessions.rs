@@ -134,6 +134,15 @@ pub(super) async fn end_all<T: Tx>(tx: &mut T) -> Outcome<u64> {
     Ok(sessions.len() as u64)
 }
 
+/// Ends every session whose id says that it is for a capture ([`PushId::of_capture`]).
+pub(super) async fn end_captures<T: Tx>(tx: &mut T) -> Outcome<u64> {
+    let delete = "DELETE FROM pushes WHERE id = ANY(ARRAY(
+                    SELECT id FROM pushes WHERE committed IS NULL AND id LIKE 'capture-%' ORDER BY id FOR UPDATE)) RETURNING number";
+    let sessions: Vec<i64> = tx.returning(delete, &[]).await?;
+    leases::ended(tx, &sessions).await?;
+    Ok(sessions.len() as u64)
+}
+
 /// Forgets sessions that expired. A transaction of its own: a push that ends renews its session
 /// while it holds objects, so a transaction that holds a session must not wait for objects.
 pub(super) async fn forget_expired<T: Tx>(tx: &mut T) -> Outcome<u64> {

@@ -20,6 +20,7 @@ on_every_backend!(
     a_pack_that_compaction_wrote_frees_its_leases_at_once_too,
     the_report_says_what_is_protected_by_whom_and_until_when,
     ending_all_sessions_frees_what_an_interrupted_pull_left,
+    the_end_of_all_captures_frees_what_they_stored_and_ends_no_pull,
     eviction_frees_bytes_at_once,
     what_takes_up_room_adds_up,
     what_takes_up_room_is_counted_in_as_many_transactions_for_more_packs,
@@ -166,6 +167,27 @@ async fn ending_all_sessions_frees_what_an_interrupted_pull_left(on: Backend) {
     assert!(rig.store.live_push(&repository(), &session).await.is_err());
     leaks::assert_none(&rig).await;
     rig.store.verify(&kept.manifest.digest, &mut |_| ()).await.unwrap();
+}
+
+async fn the_end_of_all_captures_frees_what_they_stored_and_ends_no_pull(on: Backend) {
+    let rig = rig(on).await;
+    let pulled = pages(0..20);
+    let pull = uploaded(&rig, &pulled).await;
+    let capture = rig.store.open_capture(&repository()).await.unwrap().id;
+    rig.store.ingest(&capture, pieces(&pages(20..60).stream(), 4096)).await.unwrap();
+    assert_eq!(gc(&rig).await.unclaimed, 0);
+    assert_eq!(rig.store.end_captures().await.unwrap(), 1);
+    let over = rig.store.live_push(&repository(), &capture).await;
+    assert!(matches!(over, Err(pfr_store::Error::PushUnknown(_))), "{over:?}");
+    let report = gc(&rig).await;
+    assert!(report.unclaimed > 40, "{report:?}");
+    rig.store.live_push(&repository(), &pull).await.unwrap();
+    let wanted = pulled.pages.iter().map(|page| (Digest::sha256(page), Kind::Blob)).collect();
+    assert!(rig.store.missing(&pull, wanted).await.unwrap().is_empty());
+    assert_eq!(rig.store.end_captures().await.unwrap(), 0);
+    rig.store.abort(&pull).await.unwrap();
+    gc(&rig).await;
+    leaks::assert_none(&rig).await;
 }
 
 async fn eviction_frees_bytes_at_once(on: Backend) {
