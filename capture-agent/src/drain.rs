@@ -6,6 +6,7 @@ use crate::engines::Engine;
 use crate::error::{Error, Result};
 use crate::jobs::{Handle, check_speed};
 use crate::rate::recompute;
+use crate::snapshot::Deadline;
 use futures::future::join_all;
 use pfr_schema::agent::{
     Drain, DrainFailure, DrainItem, DrainRequest, EngineInfo, EngineState, Push, PushState, SnapshotReport, SnapshotRequest,
@@ -18,8 +19,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How often a busy engine is tried again.
-const LOOK: Duration = Duration::from_millis(100);
 /// How long a drain waits for its pushes if nothing else is said.
 const WAIT_SECONDS: u64 = 600;
 /// How long engines get at least to list their sequences, and again for the captures: one may be in
@@ -27,14 +26,6 @@ const WAIT_SECONDS: u64 = 600;
 const LEAST_LOOK_SECONDS: u64 = 5;
 /// And at most: a day.
 const LONGEST_WAIT_SECONDS: u64 = 24 * 60 * 60;
-
-/// The end of the time for captures.
-#[derive(Clone, Copy, Debug)]
-struct Limit {
-    deadline: Instant,
-    /// What the request allows.
-    seconds: u64,
-}
 
 /// How far the captures of a drain are, of all engines.
 #[derive(Debug, Default)]
@@ -102,7 +93,7 @@ impl Agent {
         handle.save().await;
         let seconds = request.wait_seconds.unwrap_or(LONGEST_WAIT_SECONDS).clamp(LEAST_LOOK_SECONDS, LONGEST_WAIT_SECONDS);
         let deadline = (begun + Duration::from_secs(seconds)).max(Instant::now() + Duration::from_secs(LEAST_LOOK_SECONDS));
-        let (limit, progress) = (Limit { deadline, seconds }, Progress::default());
+        let (limit, progress) = (Deadline { at: deadline, seconds }, Progress::default());
         handle.done(0);
         // Engines at the same time: one that hangs takes no time from the others.
         let of_engines = plan.chunk_by(|a, b| a.engine == b.engine).map(|items| self.capture_each(items, limit, &progress, handle));
@@ -228,7 +219,7 @@ impl Agent {
 
     /// Captures sequences of one engine, one after another. The job lists those that are not
     /// captured.
-    async fn capture_each(&self, items: &[DrainItem], limit: Limit, progress: &Progress, handle: &Handle) -> Vec<SnapshotReport> {
+    async fn capture_each(&self, items: &[DrainItem], limit: Deadline, progress: &Progress, handle: &Handle) -> Vec<SnapshotReport> {
         let mut captured = Vec::new();
         for item in items {
             let name = format!("{} of {}", item.sequence, item.engine);
@@ -244,24 +235,15 @@ impl Agent {
         captured
     }
 
-    async fn capture(&self, item: &DrainItem, limit: Limit) -> Result<SnapshotReport> {
-        let busy_until = Instant::now() + self.config().engine_timeout;
-        loop {
-            let late = || Error::Timeout { what: format!("{} of {} was not captured", item.sequence, item.engine), seconds: limit.seconds };
-            if Instant::now() >= limit.deadline {
-                return Err(late());
-            }
-            let (sequence, reference) = (Some(item.sequence.clone()), item.reference.clone());
-            let request = SnapshotRequest { sequence, reference, push: Push::Background, ..SnapshotRequest::default() };
-            match self.snapshot_before(limit.deadline, &item.engine, request).await.unwrap_or_else(|| Err(late())) {
-                Err(Error::Busy { .. }) if Instant::now() < busy_until => tokio::time::sleep(LOOK).await,
-                Ok(report) => {
-                    self.rate().note(report.bytes_moved, report.total_seconds);
-                    return Ok(report);
-                }
-                Err(error) => return Err(error),
-            }
+    async fn capture(&self, item: &DrainItem, limit: Deadline) -> Result<SnapshotReport> {
+        if Instant::now() >= limit.at {
+            return Err(limit.missed(&item.engine, &item.sequence, None));
         }
+        let (sequence, reference) = (Some(item.sequence.clone()), item.reference.clone());
+        let request = SnapshotRequest { sequence, reference, push: Push::Background, ..SnapshotRequest::default() };
+        let report = self.snapshot_in_turn(limit, &item.engine, request).await?;
+        self.rate().note(report.bytes_moved, report.total_seconds);
+        Ok(report)
     }
 }
 

@@ -9,9 +9,11 @@ mod fills;
 mod gate;
 mod room;
 mod shared_pin;
+mod turns;
 
 pub(crate) use claims::Claims;
 pub(crate) use fills::Fills;
 pub(crate) use gate::Gate;
 pub(crate) use room::{Room, room};
 pub(crate) use shared_pin::SharedPin;
+pub(crate) use turns::{Turn, Turns};

@@ -14,6 +14,7 @@ use pfr_schema::{Digest, ErrorCode};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// An engine. Cheap to clone; all clones are one.
 #[derive(Clone, Debug)]
@@ -87,6 +88,14 @@ impl Engine {
     /// [`Error::Busy`].
     pub fn take(&self, with: &str) -> Result<Taken> {
         self.0.shared.take(with)
+    }
+
+    /// The same, as soon as those before it have ended.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] at the deadline.
+    pub(crate) async fn wait(&self, with: &str, deadline: Instant) -> Result<Taken> {
+        self.0.shared.wait(with, deadline).await
     }
 
     /// Pauses the engine until the guard is dropped or resumed.

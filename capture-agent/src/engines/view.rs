@@ -3,7 +3,7 @@
 use super::layout::Group;
 use super::member::Member;
 use super::{Link, table};
-use crate::copies::Fills;
+use crate::copies::{Fills, Turn, Turns};
 use crate::error::{Error, Result};
 use lru::LruCache;
 use parking_lot::Mutex;
@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Number of sequences whose last snapshot is remembered.
 const PARENTS: NonZeroUsize = NonZeroUsize::new(4096).expect("not zero");
@@ -36,7 +36,7 @@ pub(super) struct Shared {
     /// pause.
     pub still: Arc<tokio::sync::Mutex<()>>,
     members: Mutex<BTreeMap<String, Arc<Member>>>,
-    busy: Mutex<Option<String>>,
+    turns: Turns,
     parents: Mutex<LruCache<String, Digest>>,
     snapshots: AtomicU64,
     restores: AtomicU64,
@@ -54,7 +54,7 @@ impl Shared {
             fills: Fills::default(),
             still: Arc::default(),
             members: Mutex::default(),
-            busy: Mutex::default(),
+            turns: Turns::default(),
             parents: Mutex::new(LruCache::new(PARENTS)),
             snapshots: AtomicU64::new(0),
             restores: AtomicU64::new(0),
@@ -95,14 +95,17 @@ impl Shared {
     }
 
     /// Takes the engine for one capture or restore.
-    pub fn take(self: &Arc<Self>, with: &str) -> Result<Taken> {
-        let mut busy = self.busy.lock();
-        if let Some(with) = &*busy {
-            return Err(Error::Busy { engine: self.name.clone(), with: with.clone() });
-        }
-        *busy = Some(with.into());
-        drop(busy);
-        Ok(Taken { engine: Arc::clone(self) })
+    pub fn take(&self, with: &str) -> Result<Taken> {
+        self.taken(self.turns.take(with))
+    }
+
+    /// The same, as soon as those before it have ended.
+    pub async fn wait(&self, with: &str, deadline: Instant) -> Result<Taken> {
+        self.taken(self.turns.wait(with, deadline).await)
+    }
+
+    fn taken(&self, turn: Result<Turn, String>) -> Result<Taken> {
+        turn.map(|turn| Taken { _turn: turn }).map_err(|with| Error::Busy { engine: self.name.clone(), with })
     }
 
     /// The snapshot that a sequence was last captured as or restored from.
@@ -137,7 +140,7 @@ impl Shared {
 
     pub fn info(self: &Arc<Self>) -> EngineInfo {
         let members: Vec<Arc<Member>> = self.members.lock().values().cloned().collect();
-        let state = match (View::of(self), self.busy.lock().clone()) {
+        let state = match (View::of(self), self.turns.holder()) {
             (Err(missing), _) => EngineState::Incomplete { missing },
             (Ok(_), Some(with)) => EngineState::Busy { with },
             (Ok(_), None) => EngineState::Ready {},
@@ -234,11 +237,5 @@ impl View {
 /// The exclusive use of an engine by one capture or restore.
 #[derive(Debug)]
 pub struct Taken {
-    engine: Arc<Shared>,
-}
-
-impl Drop for Taken {
-    fn drop(&mut self) {
-        *self.engine.busy.lock() = None;
-    }
+    _turn: Turn,
 }

@@ -1,7 +1,7 @@
 //! Captures: a slot is saved, and its file is read where it lies.
 
 use super::file::{OnDisk, StateFile};
-use super::{Llama, Silent, groups};
+use super::{Llama, Silent, Turn, groups};
 use crate::copies::SharedPin;
 use crate::engines::Engine;
 use crate::error::{Error, Result, blocking};
@@ -30,8 +30,7 @@ pub(crate) struct Saved {
 
 impl Llama {
     /// Saves a slot.
-    pub async fn capture(self: &Arc<Self>, slot: Option<&str>) -> Result<Saved> {
-        let turn = self.take("a snapshot")?;
+    pub async fn capture(&self, turn: Turn, slot: Option<&str>) -> Result<Saved> {
         let props = self.identify(&turn).await?;
         let slot = self.to_capture(&props, slot).await?;
         let began = Instant::now();

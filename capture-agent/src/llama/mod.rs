@@ -25,6 +25,7 @@ pub(crate) use groups::HEAD;
 pub use settings::LlamaServer;
 
 use crate::config::Config;
+use crate::copies::{Turn, Turns};
 use crate::engines::{Attached, Engines, Link};
 use crate::error::{Error, Result};
 use crate::memory::Ring;
@@ -38,7 +39,7 @@ use pfr_schema::{Digest, ErrorCode, prefix};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 
 /// The label of a snapshot with the digest of the file that was saved.
@@ -64,6 +65,8 @@ pub(crate) struct Llama {
     /// This server alone.
     engines: Engines,
     ring: Ring,
+    /// Who uses its slots.
+    turns: Turns,
     known: Mutex<Known>,
 }
 
@@ -74,22 +77,10 @@ struct Known {
     deployment: BTreeMap<String, Value>,
     /// Why it cannot be used.
     trouble: Option<String>,
-    /// The capture or restore that is running.
-    with: Option<&'static str>,
     /// Prefix of each slot that was last captured or restored: its length and its key.
     prefixes: BTreeMap<u32, (u64, Digest)>,
     /// Bytes that a token had in the last file.
     token_bytes: u64,
-}
-
-/// The exclusive use of a server's slots by one capture or restore.
-#[derive(Debug)]
-pub(crate) struct Turn(Arc<Llama>);
-
-impl Drop for Turn {
-    fn drop(&mut self) {
-        self.0.known.lock().with = None;
-    }
 }
 
 impl Llamas {
@@ -111,6 +102,7 @@ impl Llamas {
                 digests: Arc::clone(&digests),
                 engines: Engines::new(&Config { llama: Vec::new(), ..config.clone() }),
                 ring: ring.clone(),
+                turns: Turns::default(),
                 known: Mutex::default(),
                 server: server.clone(),
             });
@@ -144,14 +136,18 @@ impl Llama {
         &self.server.name
     }
 
-    /// Takes the server for one capture or restore.
-    pub fn take(self: &Arc<Self>, with: &'static str) -> Result<Turn> {
-        let mut known = self.known.lock();
-        if let Some(with) = known.with {
-            return Err(Error::Busy { engine: self.name().into(), with: with.into() });
-        }
-        known.with = Some(with);
-        Ok(Turn(Arc::clone(self)))
+    /// Takes the server's slots for one capture or restore.
+    pub fn take(&self, with: &str) -> Result<Turn> {
+        self.turns.take(with).map_err(|with| self.busy(with))
+    }
+
+    /// The same, as soon as those before it have ended.
+    pub async fn wait(&self, with: &str, deadline: Instant) -> Result<Turn> {
+        self.turns.wait(with, deadline).await.map_err(|with| self.busy(with))
+    }
+
+    fn busy(&self, with: String) -> Error {
+        Error::Busy { engine: self.name().into(), with }
     }
 
     /// Asks the server which model it runs, and registers it under that configuration.
@@ -172,7 +168,7 @@ impl Llama {
     fn register(&self, deployment: BTreeMap<String, Value>, turn: Option<&Turn>) -> Result<()> {
         let mut known = self.known.lock();
         // A capture or restore is of the configuration that it began with.
-        if (known.with.is_some() && turn.is_none()) || (known.member.is_some() && known.deployment == deployment) {
+        if (self.turns.holder().is_some() && turn.is_none()) || (known.member.is_some() && known.deployment == deployment) {
             return Ok(());
         }
         // The last member of the old configuration must leave first.
@@ -202,8 +198,8 @@ impl Llama {
     fn info(&self) -> EngineInfo {
         let registered = self.engines.list().pop();
         let known = self.known.lock();
-        let state = match (&known.trouble, known.with, &known.member) {
-            (_, Some(with), _) => EngineState::Busy { with: with.into() },
+        let state = match (&known.trouble, self.turns.holder(), &known.member) {
+            (_, Some(with), _) => EngineState::Busy { with },
             (Some(missing), None, _) => EngineState::Incomplete { missing: missing.clone() },
             (None, None, Some(_)) => EngineState::Ready {},
             (None, None, None) => EngineState::Incomplete { missing: "the digest of its model, which is being computed".into() },

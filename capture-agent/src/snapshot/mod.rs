@@ -11,6 +11,7 @@
 mod build;
 mod capture;
 mod copy;
+mod deadline;
 mod inventory;
 mod preflight;
 mod session;
@@ -18,25 +19,24 @@ mod states;
 mod target;
 
 use crate::Agent;
-use crate::copies::SharedPin;
-use crate::engines::{Engine, MAX_LOGITS};
+use crate::copies::{SharedPin, Turn};
+use crate::engines::{Engine, MAX_LOGITS, Taken};
 use crate::error::{Error, Result};
 use crate::llama::{Llama, STATE_FILE, Saved};
 use build::{Documents, Origin};
 use bytes::Bytes;
 use capture::{BlockGuard, Capture};
+pub(crate) use deadline::Deadline;
 use pfr_schema::agent::{Push, PushJob, SnapshotReport, SnapshotRequest};
 use pfr_schema::engine::{Oracle, Sequence, Verb};
 use pfr_schema::frame::end_mark;
 use pfr_schema::tree::Document;
-use pfr_schema::{Digest, ErrorCode, Reference, Tag};
+use pfr_schema::{Digest, Reference, Tag};
 use pfr_store::{Pin, PushSession, document_frame};
 use session::CaptureSession;
 use std::convert::Infallible;
-use std::pin::pin;
 use std::sync::Arc;
 use std::time::Instant;
-use target::CommitBegun;
 pub(crate) use target::Target;
 use tokio::task::JoinSet;
 use tracing::Instrument as _;
@@ -45,6 +45,25 @@ use tracing::field::Empty;
 /// Logits recorded of the next step, unless the request names a number.
 const ORACLE_TOP: u32 = 8;
 
+/// How a capture is made.
+#[derive(Clone, Copy, Debug, Default)]
+struct Terms<'a> {
+    /// The ticket of the save that it is for.
+    save: Option<&'a str>,
+    /// When it is given up, unless its commit has begun.
+    deadline: Option<Deadline>,
+    /// Whether it waits in line for the engine until then.
+    waits: bool,
+}
+
+/// An engine that may be captured now.
+enum Ready {
+    /// With a connector. One that holds blocks is not taken: its captures may overlap.
+    Engine(Engine, Option<Taken>),
+    /// Slots of a `llama-server`.
+    Slots(Arc<Llama>, Turn),
+}
+
 impl Agent {
     /// Captures a sequence of an engine.
     ///
@@ -52,53 +71,27 @@ impl Agent {
     /// Any [`crate::Error`]. The engine runs again and nothing is committed. One exception: if the
     /// commit was made but its journal record was not, the snapshot may exist, and is then pushed.
     pub async fn snapshot(&self, engine: &str, request: SnapshotRequest) -> Result<SnapshotReport> {
-        self.snapshot_for(None, engine, request).await
+        self.snapshot_with(engine, request, Terms::default()).await
     }
 
-    /// The same, given up at a deadline unless its commit has begun, which is waited for. None if
-    /// it was given up: the engine runs again, and nothing is committed.
-    pub(crate) async fn snapshot_before(
-        &self,
-        deadline: Instant,
-        engine: &str,
-        request: SnapshotRequest,
-    ) -> Option<Result<SnapshotReport>> {
-        let commit_begun = CommitBegun::default();
-        let mut taking = pin!(self.snapshot_with(None, engine, request, &commit_begun));
-        tokio::select! {
-            biased;
-            taken = &mut taking => Some(taken),
-            () = tokio::time::sleep_until(deadline.into()) => match commit_begun.get() {
-                true => Some(taking.await),
-                false => {
-                    metrics::counter!("pf_agent_snapshots_total", "outcome" => ErrorCode::Timeout.name()).increment(1);
-                    tracing::warn!(engine, "snapshot given up at the deadline of its drain");
-                    None
-                }
-            },
-        }
+    /// The same as soon as the captures and restores of this engine that were asked for before have
+    /// ended. It is given up at a deadline unless its commit has begun, which is waited for.
+    ///
+    /// # Errors
+    /// As [`Agent::snapshot`]; [`Error::Timeout`] if it was given up: the engine runs again, and
+    /// nothing is committed.
+    pub(crate) async fn snapshot_in_turn(&self, deadline: Deadline, engine: &str, request: SnapshotRequest) -> Result<SnapshotReport> {
+        self.snapshot_with(engine, request, Terms { deadline: Some(deadline), waits: true, ..Terms::default() }).await
     }
 
     /// The same for the save with this ticket, if there is one.
     pub(crate) async fn snapshot_for(&self, save: Option<&str>, engine: &str, request: SnapshotRequest) -> Result<SnapshotReport> {
-        self.snapshot_with(save, engine, request, &CommitBegun::default()).await
+        self.snapshot_with(engine, request, Terms { save, ..Terms::default() }).await
     }
 
-    async fn snapshot_with(
-        &self,
-        save: Option<&str>,
-        engine: &str,
-        request: SnapshotRequest,
-        commit_begun: &CommitBegun,
-    ) -> Result<SnapshotReport> {
+    async fn snapshot_with(&self, engine: &str, request: SnapshotRequest, terms: Terms<'_>) -> Result<SnapshotReport> {
         let span = tracing::info_span!("capture", "pf.engine" = engine, "error.type" = Empty, "otel.status_code" = Empty);
-        let taking = async {
-            match self.llamas().get(engine) {
-                Some(llama) => self.take_slot(&llama, request, commit_begun).await,
-                None => self.take_snapshot(save, engine, &request, commit_begun).await,
-            }
-        };
-        let result = taking.instrument(span.clone()).await;
+        let result = self.take(engine, request, terms).instrument(span.clone()).await;
         let outcome = result.as_ref().map_or_else(|error| error.code().name(), |_| "ok");
         if result.is_err() {
             span.record("error.type", outcome).record("otel.status_code", "ERROR");
@@ -155,39 +148,80 @@ impl Agent {
         .await
     }
 
+    async fn take(&self, name: &str, request: SnapshotRequest, terms: Terms<'_>) -> Result<SnapshotReport> {
+        let mut target = self.target(&request)?;
+        target.is_cached = terms.save.is_some_and(|ticket| self.saves().is_automatic(ticket));
+        let sequence = request.sequence.clone().unwrap_or_else(|| "a sequence".into());
+        let ready = self.ready(name, terms.deadline.filter(|_| terms.waits)).await;
+        let ready = ready.map_err(|error| match (error, terms.deadline) {
+            (Error::Busy { with, .. }, Some(deadline)) if terms.waits => deadline.missed(name, &sequence, Some(&with)),
+            (error, _) => error,
+        })?;
+        let taking = async {
+            match ready {
+                Ready::Engine(engine, taken) => self.take_snapshot(terms.save, &engine, taken, &target, &request).await,
+                Ready::Slots(llama, turn) => self.take_slot(&llama, turn, &target, request).await,
+            }
+        };
+        match terms.deadline {
+            Some(deadline) => {
+                let taken = deadline.bound(taking, &target.commit_begun).await;
+                taken.unwrap_or_else(|| Err(deadline.missed(name, &sequence, None)))
+            }
+            None => taking.await,
+        }
+    }
+
+    /// Takes an engine if it is free, or waits in line for it until a deadline. Nothing is opened or
+    /// checked for the capture before.
+    async fn ready(&self, name: &str, deadline: Option<Deadline>) -> Result<Ready> {
+        const WITH: &str = "a snapshot";
+        if let Some(llama) = self.llamas().get(name) {
+            let turn = match deadline {
+                Some(deadline) => llama.wait(WITH, deadline.at).await?,
+                None => llama.take(WITH)?,
+            };
+            return Ok(Ready::Slots(llama, turn));
+        }
+        let engine = self.engines().get(name)?;
+        let taken = match deadline {
+            _ if engine.serves(Verb::Hold) => None,
+            Some(deadline) => Some(engine.wait(WITH, deadline.at).await?),
+            None => Some(engine.take(WITH)?),
+        };
+        Ok(Ready::Engine(engine, taken))
+    }
+
     /// Captures a slot of a `llama-server`, which computes nothing while it writes the slot's file.
-    async fn take_slot(&self, llama: &Arc<Llama>, mut request: SnapshotRequest, commit_begun: &CommitBegun) -> Result<SnapshotReport> {
-        let (started, mut target) = (Instant::now(), self.target(&request)?);
-        target.commit_begun.clone_from(commit_begun);
+    async fn take_slot(&self, llama: &Llama, turn: Turn, target: &Target, mut request: SnapshotRequest) -> Result<SnapshotReport> {
+        let started = Instant::now();
         drop(self.room().take(0).await?);
-        let Saved { engine, sequence, pin, digest, wrote } = llama.capture(request.sequence.as_deref()).await?;
+        let Saved { engine, sequence, pin, digest, wrote } = llama.capture(turn, request.sequence.as_deref()).await?;
         request.labels.insert(STATE_FILE.into(), digest.to_string());
-        let mut report = self.store_pinned(&engine, &target, sequence, pin, &request).await?;
+        let mut report = self.store_pinned(&engine, target, sequence, pin, &request).await?;
         report.pause_seconds = wrote.as_secs_f64();
         report.total_seconds = started.elapsed().as_secs_f64();
         Ok(report)
     }
 
+    /// Captures a sequence of an engine. One that is not taken holds blocks, and nothing is paused.
     async fn take_snapshot(
         &self,
         save: Option<&str>,
-        engine: &str,
+        engine: &Engine,
+        taken: Option<Taken>,
+        target: &Target,
         request: &SnapshotRequest,
-        commit_begun: &CommitBegun,
     ) -> Result<SnapshotReport> {
-        let mut target = self.target(request)?;
-        target.commit_begun.clone_from(commit_begun);
-        target.is_cached = save.is_some_and(|ticket| self.saves().is_automatic(ticket));
-        let engine = &self.engines().get(engine)?;
-        self.in_session(engine, &target, request, async |session: &PushSession| {
-            if engine.serves(Verb::Hold) {
-                // Nothing is paused, so captures of one engine may overlap.
-                let (capture, guard) = capture::held(engine, request, save).await?;
-                return self.store_capture(session, engine, request, &target, capture, guard).await;
-            }
-            let _taken = engine.take("a snapshot")?;
-            let (capture, guard) = capture::capture(engine, request).await?;
-            self.store_capture(session, engine, request, &target, capture, guard).await
+        let holds = taken.is_none();
+        self.in_session(engine, target, request, async |session: &PushSession| {
+            // Given back when this has ended: the engine is free while a push is waited for.
+            let _taken = taken;
+            let (capture, guard) = match holds {
+                true => capture::held(engine, request, save).await?,
+                false => capture::capture(engine, request).await?,
+            };
+            self.store_capture(session, engine, request, target, capture, guard).await
         })
         .await
     }

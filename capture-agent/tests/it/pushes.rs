@@ -350,24 +350,56 @@ async fn engines_that_hang_take_no_longer_than_a_drain_may_wait_and_the_others_a
 #[tokio::test(flavor = "multi_thread")]
 async fn a_capture_that_hangs_is_given_up_in_time_and_takes_no_time_from_other_engines() {
     let host = host_of(&format!("http://{}", free_address())).await;
-    let (hung, well) = (Synthetic::start(&host.agent, Spec::flat("a")), Synthetic::start(&host.agent, Spec::flat("b")));
+    let [hung, well, busy] = ["a", "b", "c"].map(|name| Synthetic::start(&host.agent, Spec::flat(name)));
     hung.add("s", &[1, 2, 3, 4, 5, 6]);
     hung.add("t", &[7, 8, 9]);
     well.add("u", &[10, 11, 12]);
+    busy.add("v", &[13, 14, 15]);
+    let taken = host.agent.engines().get("c").unwrap().take("a restore").unwrap();
     // It lists its sequences, and hangs once it is paused for a capture.
     hung.set(Fault::Silent("pin"));
     let drained = drain(&host, 1).await;
-    assert_eq!(codes(&drained), [("a", "s", ErrorCode::Timeout), ("a", "t", ErrorCode::Timeout), ("b", "u", ErrorCode::Timeout)]);
-    let details: Vec<&str> = drained.failed.iter().map(|failure| failure.problem.detail.as_str()).collect();
-    assert_eq!(details[..2], ["s of a was not captured within 5 s", "t of a was not captured within 5 s"]);
-    assert!(details[2].contains("is in this host's store"), "{details:?}");
+    assert!(codes(&drained).iter().all(|(_, _, code)| *code == ErrorCode::Timeout), "{drained:?}");
+    let mut details: Vec<(&str, &str)> = drained.failed.iter().map(|f| (f.sequence.as_str(), f.problem.detail.as_str())).collect();
+    details.sort_unstable();
+    let [("s", s), ("t", t), ("u", u), ("v", v)] = details[..] else { panic!("{details:?}") };
+    assert_eq!([s, t], ["s of a was not captured within 5 s", "t of a was not captured within 5 s"]);
+    assert_eq!(v, "v of c, which was busy with a restore, was not captured within 5 s");
+    assert!(u.contains("is in this host's store"), "{u}");
     assert_eq!(host.agent.pushes().list().len(), 1, "nothing of the others is on its way");
     crate::common::until("the engine goes on", || !hung.is_paused() && hung.pins() == 0).await;
 
     hung.heal();
+    drop(taken);
     let again = drain(&host, 0).await;
     assert!(again.failed.iter().all(|failure| failure.problem.detail.contains("is in this host's store")), "{again:?}");
-    assert_eq!((again.failed.len(), host.agent.pushes().list().len()), (3, 4), "u is captured and pushed once more");
+    assert_eq!((again.failed.len(), host.agent.pushes().list().len()), (4, 5), "u is captured and pushed once more");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drain_waits_in_line_for_a_busy_engine_and_opens_nothing_meanwhile() {
+    let (address, dir, timeout) = (free_address(), tempfile::tempdir().unwrap(), Duration::from_millis(500));
+    let _registry = registry(dir.path(), address).await;
+    let host = host_with(|config| {
+        eager(config);
+        (config.registry, config.engine_timeout) = (Some(format!("http://{address}")), timeout);
+    })
+    .await;
+    let engine = Synthetic::start(&host.agent, Spec::flat("e"));
+    engine.add("s", &[1, 2, 3, 4, 5, 6]);
+    let taken = host.agent.engines().get("e").unwrap().take("a restore").unwrap();
+    let written = || host.agent.store().metadata().rows_written();
+    let before = written();
+    let ends = async {
+        let note = || host.agent.jobs().list().first().and_then(|job| job.note.clone());
+        crate::common::until("it waits", || note().is_some_and(|note| note.contains("capturing s of e"))).await;
+        // Longer than an engine may take to answer.
+        tokio::time::sleep(timeout * 2).await;
+        assert_eq!(written(), before, "a session was opened");
+        drop(taken);
+    };
+    let (drained, ()) = tokio::join!(drain(&host, 60), ends);
+    assert_eq!((codes(&drained), drained.done.len()), (vec![], 1), "{drained:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
