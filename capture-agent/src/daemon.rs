@@ -1,5 +1,5 @@
-//! The daemon: serves both sockets until a signal, then finishes open requests within a grace
-//! period, resumes engines, and ends their connections when nothing writes into their memory.
+//! The daemon: serves both sockets until a signal, then finishes open requests and saves within a
+//! grace period, resumes engines, and ends their connections when nothing writes into their memory.
 
 use crate::control::{Control, serve_metrics};
 use crate::error::{Error, Result};
@@ -67,8 +67,15 @@ pub async fn serve(config: Config, listening: impl FnOnce(&Config)) -> Result<()
     // No other report may follow the last one below.
     reports.shutdown().await;
     stopping.send_replace(true);
-    if tokio::time::timeout(config.shutdown_grace, controls.join_next()).await.is_err() {
-        tracing::warn!("grace period over, cancelling open requests");
+    // Not those that are begun from now on: an engine may ask for one after each turn.
+    let saves = agent.saves().under_way();
+    let finished = async {
+        drop(controls.join_next().await);
+        agent.saves().wait(&saves).await;
+    };
+    if tokio::time::timeout(config.shutdown_grace, finished).await.is_err() {
+        let saves = agent.saves().left(&saves);
+        tracing::warn!(saves, "grace period over, cancelling open requests and saves");
         controls.shutdown().await;
         tokio::time::sleep(RESUME_GRACE).await;
     }

@@ -4,18 +4,23 @@
 use crate::Agent;
 use crate::error::{Error, Result};
 use crate::metrics as names;
-use crate::snapshot::Target;
+use crate::snapshot::{Deadline, Target};
 use parking_lot::Mutex;
 use pfr_schema::Reference;
 use pfr_schema::agent::{Push, PushState, SaveInfo, SaveState, SnapshotReport, SnapshotRequest};
 use pfr_schema::engine::{Automatic, Dropped, Save, Saving};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio::sync::{Semaphore, watch};
 
 /// Saves that are carried out at a time.
 const AT_A_TIME: usize = 4;
+/// A save that is carried out for so many times `pause-limit` hangs, and is given up: others wait
+/// behind it. Engines hold blocks for a fifth of that, if all settings are the defaults.
+const PAUSES: u32 = 10;
+/// A day: settings may have any number.
+const LONGEST_PAUSE: Duration = Duration::from_secs(24 * 60 * 60);
 /// Saves that wait or are carried out, of all engines; more are refused.
 const OPEN: usize = 256;
 /// Automatic saves that wait or are carried out, of all engines; more are dropped.
@@ -125,11 +130,13 @@ impl Saves {
         self.add(Entry { info, local, push, is_automatic: automatic.is_some() })?;
         let (agent, engine, turns) = (agent.clone(), engine.to_owned(), Arc::clone(&self.turns));
         let request = SnapshotRequest { sequence: Some(sequence), reference, push, parent, ..SnapshotRequest::default() };
+        let limit = agent.config().pause_limit.min(LONGEST_PAUSE) * PAUSES;
         tokio::spawn(async move {
             let _turn = turns.acquire_owned().await;
+            let deadline = Deadline { at: Instant::now() + limit, seconds: limit.as_secs() };
             let (saving, save) = (agent.clone(), ticket.clone());
             // On a task of its own: a panic ends this save, and the save says so.
-            let done = tokio::spawn(async move { saving.snapshot_for(Some(&save), &engine, request).await }).await;
+            let done = tokio::spawn(async move { saving.snapshot_for(&save, deadline, &engine, request).await }).await;
             let done = done.unwrap_or_else(|panic| Err(Error::Internal(format!("saving: {panic}"))));
             if let (Ok(report), Some(Automatic { bytes_per_second: Some(_) })) = (&done, automatic) {
                 agent.saves().spend(&report.engine, report.bytes_new);
@@ -203,6 +210,23 @@ impl Saves {
         self.ended.send_replace(());
     }
 
+    /// The tickets of those that wait or are carried out.
+    pub(crate) fn under_way(&self) -> Vec<String> {
+        let list = self.list.lock();
+        list.iter().filter(|entry| entry.info.state == SaveState::Pending).map(|entry| entry.info.ticket.clone()).collect()
+    }
+
+    /// How many of these have not ended.
+    pub(crate) fn left(&self, tickets: &[String]) -> usize {
+        self.under_way().iter().filter(|ticket| tickets.contains(ticket)).count()
+    }
+
+    /// Waits until these have ended.
+    pub(crate) async fn wait(&self, tickets: &[String]) {
+        let mut ended = self.ended.subscribe();
+        while self.left(tickets) > 0 && ended.changed().await.is_ok() {}
+    }
+
     /// Whether the engine saves this by itself: no request asked for it.
     pub(crate) fn is_automatic(&self, ticket: &str) -> bool {
         self.list.lock().iter().any(|entry| entry.info.ticket == ticket && entry.is_automatic)
@@ -245,7 +269,6 @@ impl Saves {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
 
     #[test]
     fn a_budget_is_kept_on_average_and_saves_no_more_than_some_seconds() {

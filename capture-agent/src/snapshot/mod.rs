@@ -84,9 +84,16 @@ impl Agent {
         self.snapshot_with(engine, request, Terms { deadline: Some(deadline), waits: true, ..Terms::default() }).await
     }
 
-    /// The same for the save with this ticket, if there is one.
-    pub(crate) async fn snapshot_for(&self, save: Option<&str>, engine: &str, request: SnapshotRequest) -> Result<SnapshotReport> {
-        self.snapshot_with(engine, request, Terms { save, ..Terms::default() }).await
+    /// The same for the save with this ticket, but a busy engine is not waited for: other saves would
+    /// wait behind it.
+    pub(crate) async fn snapshot_for(
+        &self,
+        ticket: &str,
+        deadline: Deadline,
+        engine: &str,
+        request: SnapshotRequest,
+    ) -> Result<SnapshotReport> {
+        self.snapshot_with(engine, request, Terms { save: Some(ticket), deadline: Some(deadline), waits: false }).await
     }
 
     async fn snapshot_with(&self, engine: &str, request: SnapshotRequest, terms: Terms<'_>) -> Result<SnapshotReport> {
@@ -148,6 +155,7 @@ impl Agent {
         .await
     }
 
+    /// Takes the engine, and captures within the time that there is.
     async fn take(&self, name: &str, request: SnapshotRequest, terms: Terms<'_>) -> Result<SnapshotReport> {
         let mut target = self.target(&request)?;
         target.is_cached = terms.save.is_some_and(|ticket| self.saves().is_automatic(ticket));

@@ -120,7 +120,7 @@ impl Engine {
                         continue;
                     }
                     Some("table") => json!({"sequences": [sequence()]}),
-                    Some("resume") => json!({"held": true}),
+                    Some("resume" | "release") => json!({"held": true}),
                     Some(_) => json!({}),
                 };
                 send(&answering, &json!({"id": message["id"], "ok": ok}));
@@ -256,6 +256,22 @@ async fn a_stopping_agent_ends_no_connection_under_a_copy() {
     for _ in 0..3 {
         end(dir.path(), &memory, Signal::TERM, 1).await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stopping_agent_finishes_the_saves_that_were_asked_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let memory = Arc::new(File::from(memfd_of("pf-ending", &memory())));
+    let mut agent = Agent::start(dir.path());
+    let verbs = [Verb::Hold, Verb::Request];
+    let engine = Engine::register_with(&dir.path().join("engines.sock"), &memory, &verbs, Some("hold")).await;
+    engine.ask(1, "save", &json!({"ticket": "t-1", "sequence": "s", "reference": "team/agent:saved", "push": "never"}));
+    let hold = engine.unanswered.recv_timeout(TIMEOUT).unwrap();
+    kill_process(Pid::from_child(&agent.0), Signal::TERM).unwrap();
+    send(&engine.writing, &json!({"id": hold["id"], "ok": sequence()}));
+    assert!(agent.0.wait().unwrap().success());
+    let store = Store::open(&dir.path().join("store"), Options::default()).await.unwrap();
+    store.tag(&"team/agent".parse().unwrap(), &"saved".parse().unwrap()).await.expect("it was saved before the end");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -8,6 +8,7 @@ use pfr_agent::engines::Answers as _;
 use pfr_schema::agent::{Push, PushState, SaveInfo, SaveState, SnapshotRequest};
 use pfr_schema::engine::{MatchKeys, Matched, Resume, Save, ToAgent, Verb};
 use pfr_schema::{Digest, ErrorCode, prefix};
+use std::time::Duration;
 
 fn request(sequence: Option<&str>) -> SnapshotRequest {
     let sequence = sequence.map(Into::into);
@@ -166,6 +167,31 @@ async fn saves_of_one_engine_do_not_refuse_each_other() {
         assert_eq!(saved.state, SaveState::Saved, "{saved:?}");
     }
     assert_eq!(engine.holds(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn saves_that_hang_are_given_up_and_those_of_other_engines_go_on() {
+    // A save may take ten times as long.
+    let host = host_with(|config| config.pause_limit = Duration::from_millis(300)).await;
+    let verbs = vec![Verb::Hold, Verb::Request];
+    let hung = Synthetic::start(&host.agent, Spec { own_ring: true, verbs, ..Spec::hybrid("hung") });
+    let well = holding(&host, "well");
+    well.add("s", &tokens(40));
+    let held = hung.watch.hold_reads();
+    for at in 0..4 {
+        hung.add(&format!("s-{at}"), &tokens(20 + at));
+        call(&host, "hung", save(&format!("t-{at}"), &format!("s-{at}"), &format!("team/agent:s-{at}"))).await.unwrap();
+    }
+    call(&host, "well", save("t-4", "s", "team/agent:well")).await.unwrap();
+    for at in 0..4 {
+        let given_up = ended(&host, &format!("t-{at}")).await;
+        assert_eq!((given_up.state, given_up.code), (SaveState::Failed, Some(ErrorCode::Timeout)), "{given_up:?}");
+        assert_eq!(given_up.error, Some(format!("s-{at} of hung was not captured within 3 s")));
+    }
+    let saved = ended(&host, "t-4").await;
+    assert_eq!(saved.state, SaveState::Saved, "{saved:?}");
+    drop(held);
+    until("the blocks are let go", || hung.holds() == 0).await;
 }
 
 #[tokio::test]
