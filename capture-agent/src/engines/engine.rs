@@ -98,6 +98,11 @@ impl Engine {
         self.0.shared.wait(with, deadline).await
     }
 
+    /// Whether both are views of one engine: not all of its members have left in between.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0.shared, &other.0.shared)
+    }
+
     /// Pauses the engine until the guard is dropped or resumed.
     ///
     /// # Errors

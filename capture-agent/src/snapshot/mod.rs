@@ -191,13 +191,21 @@ impl Agent {
             };
             return Ok(Ready::Slots(llama, turn));
         }
-        let engine = self.engines().get(name)?;
-        let taken = match deadline {
-            _ if engine.serves(Verb::Hold) => None,
-            Some(deadline) => Some(engine.wait(WITH, deadline.at).await?),
-            None => Some(engine.take(WITH)?),
-        };
-        Ok(Ready::Engine(engine, taken))
+        loop {
+            let engine = self.engines().get(name)?;
+            if engine.serves(Verb::Hold) {
+                return Ok(Ready::Engine(engine, None));
+            }
+            let taken = match deadline {
+                Some(deadline) => engine.wait(WITH, deadline.at).await?,
+                None => engine.take(WITH)?,
+            };
+            // Its members may have connected again during the wait. Those of before answer no call.
+            let now = self.engines().get(name)?;
+            if now.is_same(&engine) {
+                return Ok(Ready::Engine(now, Some(taken)));
+            }
+        }
     }
 
     /// Captures a slot of a `llama-server`, which computes nothing while it writes the slot's file.

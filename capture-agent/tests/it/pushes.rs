@@ -403,6 +403,24 @@ async fn a_drain_waits_in_line_for_a_busy_engine_and_opens_nothing_meanwhile() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_drain_captures_an_engine_that_connects_again_while_it_waits_in_line() {
+    let (host, mut engine) = out_of_reach().await;
+    let taken = host.agent.engines().get("e").unwrap().take("a restore").unwrap();
+    let connects = async {
+        let note = || host.agent.jobs().list().first().and_then(|job| job.note.clone());
+        crate::common::until("it waits", || note().is_some_and(|note| note.contains("capturing s of e"))).await;
+        engine.leave();
+        let again = Synthetic::start(&host.agent, Spec::flat("e"));
+        again.add("s", &[1, 2, 3, 4, 5, 6]);
+        drop(taken);
+        again
+    };
+    let (drained, _again) = tokio::join!(drain(&host, 1), connects);
+    let details: Vec<&str> = drained.failed.iter().map(|failure| failure.problem.detail.as_str()).collect();
+    assert!(matches!(details[..], [detail] if detail.contains("is in this host's store")), "it is captured: {drained:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_drain_tells_of_pushes_that_were_refused() {
     // A server that knows no such page.
     let listener = tokio::net::TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
