@@ -1,6 +1,6 @@
 //! Room on disk for what is copied there.
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, blocking};
 use parking_lot::Mutex;
 use pfr_schema::api::GcReport;
 use pfr_store::{GcOptions, GcPart, GcTrigger, Store};
@@ -29,8 +29,8 @@ struct Inner {
     folder: PathBuf,
     /// Bytes that were granted and are not written yet.
     granted: Mutex<u64>,
-    /// When the last collection for want of room ended, and whether it could be done. Locked while
-    /// one runs: all that lack room wait for the same one.
+    /// When the last collection for want of room ended, and whether it succeeded. Locked while one
+    /// runs: all captures that lack room wait for the same one.
     collected: tokio::sync::Mutex<Option<(Instant, bool)>>,
 }
 
@@ -44,10 +44,10 @@ impl Room {
     /// garbage first if there are fewer.
     ///
     /// # Errors
-    /// [`Error::NoRoom`] if the file system has fewer also then, besides those that were granted
-    /// before.
+    /// [`Error::NoRoom`] if there are still fewer: those that the file system has free, without
+    /// those that are granted already.
     pub async fn take(&self, needed: u64) -> Result<Granted> {
-        match self.grant(needed) {
+        match self.grant(needed).await {
             Err(refusal @ Error::NoRoom { .. }) => {
                 if !self.collect().await {
                     return Err(refusal);
@@ -55,14 +55,14 @@ impl Room {
             }
             granted => return granted,
         }
-        self.grant(needed).map_err(|refusal| match refusal {
+        self.grant(needed).await.map_err(|refusal| match refusal {
             Error::NoRoom { what, needed, free, .. } => Error::NoRoom { what, needed, free, collected: true },
             other => other,
         })
     }
 
-    /// Collects garbage, unless that was done a moment ago. Returns whether it was done. A store
-    /// without garbage is only asked for some: it costs a few look-ups.
+    /// Collects garbage, unless a collection ended a moment ago. Returns whether the last one
+    /// succeeded. Without garbage it costs a few look-ups.
     async fn collect(&self) -> bool {
         let inner = Arc::clone(&self.0);
         // On a task of its own: it goes on if the capture that lacks room is given up.
@@ -94,13 +94,28 @@ impl Room {
         collecting.await.unwrap_or(false)
     }
 
-    fn grant(&self, needed: u64) -> Result<Granted> {
-        // Locked while the file system is asked: bytes that are written meanwhile would be missed.
+    /// The file system is asked on a thread that may block, and without a lock: if it hangs, other
+    /// captures must still be able to let their engines go on.
+    async fn grant(&self, needed: u64) -> Result<Granted> {
+        let room = self.clone();
+        let grant = move || {
+            // Before the file system is asked: bytes that are written in between are then counted
+            // twice, and not left out.
+            let (granted, before) = room.add(needed);
+            enough(free(&room.0.folder)?.saturating_sub(before), needed)?;
+            Ok::<_, Error>(granted)
+        };
+        blocking("free space", grant).await
+    }
+
+    /// Counts bytes as granted; also returns how many were granted before.
+    fn add(&self, bytes: u64) -> (Granted, u64) {
         let mut granted = self.0.granted.lock();
-        enough(free(&self.0.folder)?.saturating_sub(*granted), needed)?;
-        *granted += needed;
+        let before = *granted;
+        *granted = before.saturating_add(bytes);
+        let left = *granted - before;
         drop(granted);
-        Ok(Granted { room: self.clone(), left: needed })
+        (Granted { room: self.clone(), left }, before)
     }
 }
 
@@ -112,7 +127,7 @@ pub(crate) struct Granted {
 }
 
 impl Granted {
-    /// So many of them are written: from now on the file system counts them.
+    /// Takes back what was written: the file system no longer counts it as free.
     pub fn written(&mut self, bytes: u64) {
         let bytes = bytes.min(self.left);
         self.left -= bytes;
