@@ -211,14 +211,14 @@ impl Drop for Inner {
     }
 }
 
-/// Ends the sessions of captures that an agent before this one has begun: only the agent that has
-/// the lock captures into this store. Their leases would keep what they stored for an hour. Those
-/// of pulls stay: a pull goes on with what it has stored.
+/// Ends the sessions of captures that an earlier agent began and did not end: their leases would
+/// keep what they stored for an hour. No other agent captures into this store, because this one has
+/// the lock of the data folder. Sessions of pulls stay: a pull goes on with what it has stored.
 async fn end_captures(store: &Store) {
     match store.end_captures().await {
         Ok(0) => {}
         Ok(captures) => tracing::info!(captures, "captures that an earlier agent did not end are given up"),
-        // A start needs no free space.
+        // A start must not fail on a full disk.
         Err(error) => tracing::warn!(%error, "sessions of captures of an earlier agent stay open until their leases end"),
     }
 }

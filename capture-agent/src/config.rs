@@ -60,7 +60,7 @@ pub struct Config {
     pub report_name: Option<AgentName>,
     /// Loopback address for `/metrics` over TCP, besides the control socket.
     pub metrics_listen: Option<SocketAddr>,
-    /// Time that captures and restores under way get to finish at the end. Default 30 s.
+    /// Time that captures, restores and saves under way get to finish at the end. Default 30 s.
     pub shutdown_grace: Duration,
     /// Size above which the local store loses what was not used for longest. Default: none.
     pub max_store_size: Option<ByteSize>,
@@ -146,7 +146,7 @@ pub struct Overrides {
     #[arg(long, env = "PF_AGENT_METRICS_LISTEN", value_name = "ADDR:PORT", value_parser = settings::address)]
     #[serde(deserialize_with = "settings::address_in_file")]
     pub metrics_listen: Option<SocketAddr>,
-    /// Seconds that captures and restores under way get to finish at the end [default: 30].
+    /// Seconds that captures, restores and saves under way get to finish at the end [default: 30].
     #[arg(long, env = "PF_AGENT_SHUTDOWN_GRACE", value_name = "S")]
     pub shutdown_grace: Option<u64>,
     /// Size above which the local store loses what was not used for longest, such as 500GiB

@@ -67,7 +67,7 @@ pub async fn serve(config: Config, listening: impl FnOnce(&Config)) -> Result<()
     // No other report may follow the last one below.
     reports.shutdown().await;
     stopping.send_replace(true);
-    // Not those that are begun from now on: an engine may ask for one after each turn.
+    // Saves that begin from now on are not waited for: an engine may ask for one after each turn.
     let saves = agent.saves().under_way();
     let finished = async {
         drop(controls.join_next().await);

@@ -96,8 +96,8 @@ impl<T: Record> Files<T> {
         .await
     }
 
-    /// Changes the folder, in the order of the calls. The thread has the turn: it goes on if this
-    /// future is dropped, and the next change of a record writes to the same temporary file.
+    /// Changes the folder, in the order of the calls. The thread keeps the turn: it goes on if this
+    /// future is dropped, and another change of this record would write to the same temporary file.
     async fn change(&self, work: impl FnOnce(&Path) -> io::Result<()> + Send + 'static) -> Result<()> {
         let turn = Arc::clone(&self.turn).lock_owned().await;
         self.on(move |dir| {

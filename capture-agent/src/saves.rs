@@ -16,10 +16,10 @@ use tokio::sync::{Semaphore, watch};
 
 /// Saves that are carried out at a time.
 const AT_A_TIME: usize = 4;
-/// A save that is carried out for so many times `pause-limit` hangs, and is given up: others wait
-/// behind it. Engines hold blocks for a fifth of that, if all settings are the defaults.
+/// A save that takes longer than so many times `pause-limit` counts as hung and is given up,
+/// because others wait behind it. With default settings, engines hold blocks for a fifth of that.
 const PAUSES: u32 = 10;
-/// A day: settings may have any number.
+/// The longest `pause-limit` that counts here: a day. A larger one could overflow the deadline.
 const LONGEST_PAUSE: Duration = Duration::from_secs(24 * 60 * 60);
 /// Saves that wait or are carried out, of all engines; more are refused.
 const OPEN: usize = 256;
@@ -210,18 +210,18 @@ impl Saves {
         self.ended.send_replace(());
     }
 
-    /// The tickets of those that wait or are carried out.
+    /// The tickets of saves that wait or are carried out.
     pub(crate) fn under_way(&self) -> Vec<String> {
         let list = self.list.lock();
         list.iter().filter(|entry| entry.info.state == SaveState::Pending).map(|entry| entry.info.ticket.clone()).collect()
     }
 
-    /// How many of these have not ended.
+    /// How many of these saves have not ended.
     pub(crate) fn left(&self, tickets: &[String]) -> usize {
         self.under_way().iter().filter(|ticket| tickets.contains(ticket)).count()
     }
 
-    /// Waits until these have ended.
+    /// Waits until these saves have ended.
     pub(crate) async fn wait(&self, tickets: &[String]) {
         let mut ended = self.ended.subscribe();
         while self.left(tickets) > 0 && ended.changed().await.is_ok() {}

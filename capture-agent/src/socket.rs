@@ -5,8 +5,8 @@ use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use tokio::net::UnixListener;
 
-/// Removes the socket's file when dropped, unless it is that of another agent by now: an agent that
-/// stops listens no more while it answers open requests, so the next one takes its place.
+/// Removes the socket's file when dropped, unless another agent has replaced it: an agent that is
+/// stopping does not listen while it answers open requests, so the next agent takes the place.
 #[derive(Debug)]
 pub(crate) struct Unlink {
     path: PathBuf,

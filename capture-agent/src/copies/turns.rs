@@ -6,11 +6,11 @@ use std::time::Instant;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Gives an engine to one capture or restore at a time. Those that wait get it in the order in
-/// which they came, before any that does not wait.
+/// which they came. One that does not wait is refused as long as others are in line.
 #[derive(Debug)]
 pub(crate) struct Turns {
     one: Arc<Semaphore>,
-    /// What has the engine, or had it last.
+    /// The name of the capture or restore that has the engine, or had it last.
     with: Mutex<String>,
 }
 
@@ -30,7 +30,7 @@ impl Turns {
     /// Takes the engine if it is free.
     ///
     /// # Errors
-    /// What has it.
+    /// The name of the capture or restore that has it.
     pub fn take(&self, with: &str) -> Result<Turn, String> {
         match Arc::clone(&self.one).try_acquire_owned() {
             Ok(permit) => Ok(self.begin(with, permit)),
@@ -41,7 +41,7 @@ impl Turns {
     /// Waits in line for the engine, and takes it.
     ///
     /// # Errors
-    /// What has it at the deadline.
+    /// The name of the capture or restore that has it at the deadline.
     pub async fn wait(&self, with: &str, deadline: Instant) -> Result<Turn, String> {
         match tokio::time::timeout_at(deadline.into(), Arc::clone(&self.one).acquire_owned()).await {
             Ok(Ok(permit)) => Ok(self.begin(with, permit)),
@@ -50,7 +50,7 @@ impl Turns {
         }
     }
 
-    /// What has the engine, if it is not free.
+    /// The name of the capture or restore that has the engine, if it is not free.
     pub fn holder(&self) -> Option<String> {
         (self.one.available_permits() == 0).then(|| self.with.lock().clone())
     }
@@ -97,7 +97,7 @@ mod tests {
         assert_eq!(turns.take("a snapshot").unwrap_err(), "a restore");
         assert_eq!(turns.wait("a snapshot", soon()).await.unwrap_err(), "a restore");
         drop(held);
-        // One that gave up is not in line any more.
+        // A wait that was given up is no longer in line.
         drop(turns.take("a snapshot").unwrap());
     }
 }

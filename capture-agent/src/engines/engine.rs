@@ -90,7 +90,7 @@ impl Engine {
         self.0.shared.take(with)
     }
 
-    /// The same, as soon as those before it have ended.
+    /// Waits in line for the engine, and takes it.
     ///
     /// # Errors
     /// [`Error::Busy`] at the deadline.

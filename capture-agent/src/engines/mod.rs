@@ -158,7 +158,7 @@ impl Engines {
         &self.0.ring
     }
 
-    /// Waits for [`PageMemory::turn`]. A read that hangs holds up only what goes through its ring.
+    /// Waits for [`PageMemory::turn`]. A read that hangs holds up only copies through its ring.
     pub(crate) async fn turn<'a>(&'a self, memory: &'a dyn PageMemory) -> tokio::sync::MutexGuard<'a, ()> {
         memory.turn().unwrap_or_else(|| self.0.ring.turn()).lock().await
     }

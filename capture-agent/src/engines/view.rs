@@ -99,7 +99,7 @@ impl Shared {
         self.taken(self.turns.take(with))
     }
 
-    /// The same, as soon as those before it have ended.
+    /// Waits in line for the engine, and takes it.
     pub async fn wait(&self, with: &str, deadline: Instant) -> Result<Taken> {
         self.taken(self.turns.wait(with, deadline).await)
     }

@@ -65,7 +65,7 @@ pub(crate) struct Llama {
     /// This server alone.
     engines: Engines,
     ring: Ring,
-    /// Who uses its slots.
+    /// One capture or restore at a time uses its slots.
     turns: Turns,
     known: Mutex<Known>,
 }
@@ -141,7 +141,7 @@ impl Llama {
         self.turns.take(with).map_err(|with| self.busy(with))
     }
 
-    /// The same, as soon as those before it have ended.
+    /// Waits in line for the server's slots, and takes them.
     pub async fn wait(&self, with: &str, deadline: Instant) -> Result<Turn> {
         self.turns.wait(with, deadline).await.map_err(|with| self.busy(with))
     }

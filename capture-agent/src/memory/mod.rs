@@ -126,7 +126,7 @@ pub trait PageMemory: Send + Sync + std::fmt::Debug {
     }
 
     /// The lock for moving a batch of pages through the ring of this memory. Two batches in one
-    /// ring could wait for each other's slots for ever. By default the memory has the agent's ring.
+    /// ring could wait for each other's slots for ever. `None`, the default: the agent's ring.
     fn turn(&self) -> Option<&tokio::sync::Mutex<()>> {
         None
     }

@@ -15,14 +15,15 @@ pub(crate) struct Deadline {
 }
 
 impl Deadline {
-    /// The error of a capture that was given up; `busy_with` is what had its engine all the time.
+    /// The error of a capture that was given up. `busy_with` names what its engine was busy with
+    /// until then.
     pub fn missed(&self, engine: &str, sequence: &str, busy_with: Option<&str>) -> Error {
         let busy = busy_with.map_or_else(String::new, |with| format!(", which was busy with {with},"));
         Error::Timeout { what: format!("{sequence} of {engine}{busy} was not captured"), seconds: self.seconds }
     }
 
-    /// Waits for a capture until then, and longer if its commit has begun. `None` if it was given
-    /// up: the engine runs again, and nothing is committed.
+    /// Waits for a capture until the deadline, and longer if its commit has begun. `None` if it was
+    /// given up: the engine runs again, and nothing is committed.
     pub(super) async fn bound(
         &self,
         taking: impl Future<Output = Result<SnapshotReport>>,

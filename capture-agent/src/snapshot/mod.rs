@@ -74,8 +74,8 @@ impl Agent {
         self.snapshot_with(engine, request, Terms::default()).await
     }
 
-    /// The same as soon as the captures and restores of this engine that were asked for before have
-    /// ended. It is given up at a deadline unless its commit has begun, which is waited for.
+    /// Captures a sequence as [`Agent::snapshot`] does, but waits in line for a busy engine. The
+    /// capture is given up at a deadline, unless its commit has begun: that is waited for.
     ///
     /// # Errors
     /// As [`Agent::snapshot`]; [`Error::Timeout`] if it was given up: the engine runs again, and
@@ -84,8 +84,8 @@ impl Agent {
         self.snapshot_with(engine, request, Terms { deadline: Some(deadline), waits: true, ..Terms::default() }).await
     }
 
-    /// The same for the save with this ticket, but a busy engine is not waited for: other saves would
-    /// wait behind it.
+    /// As [`Agent::snapshot_in_turn`], for the save with this ticket. A busy engine is not waited
+    /// for: other saves would wait behind this one.
     pub(crate) async fn snapshot_for(
         &self,
         ticket: &str,
@@ -180,8 +180,8 @@ impl Agent {
         }
     }
 
-    /// Takes an engine if it is free, or waits in line for it until a deadline. Nothing is opened or
-    /// checked for the capture before.
+    /// Takes an engine if it is free, or waits in line for it until a deadline. Nothing is opened
+    /// or checked for the capture before that.
     async fn ready(&self, name: &str, deadline: Option<Deadline>) -> Result<Ready> {
         const WITH: &str = "a snapshot";
         if let Some(llama) = self.llamas().get(name) {
@@ -220,7 +220,7 @@ impl Agent {
         Ok(report)
     }
 
-    /// Captures a sequence of an engine. One that is not taken holds blocks, and nothing is paused.
+    /// Captures a sequence of an engine. One that is not taken holds blocks, and is not paused.
     async fn take_snapshot(
         &self,
         save: Option<&str>,
@@ -231,7 +231,7 @@ impl Agent {
     ) -> Result<SnapshotReport> {
         let holds = taken.is_none();
         self.in_session(engine, target, request, async |session: &PushSession| {
-            // Given back when this has ended: the engine is free while a push is waited for.
+            // Dropped at the end of this block: the engine is free during the wait for a push.
             let _taken = taken;
             let (capture, guard) = match holds {
                 true => capture::held(engine, request, save).await?,

@@ -5,13 +5,13 @@ use crate::error::Result;
 use pfr_store::{PushSession, Store};
 use tokio::runtime::Handle;
 
-/// A session of the local store. Its end ends the leases of what the capture has stored, so the
-/// next collection frees that. Until then the next try of the capture finds it. Those of an agent
-/// that was killed end at the next start.
+/// A session of the local store. Its end ends the leases of what the capture has stored: the next
+/// collection frees it. Until then the next try of the capture finds it. The next start of an agent
+/// that was killed ends its sessions.
 ///
-/// A capture that is given up, or that panics, drops this, which ends the session in a task of its
-/// own. Not once a commit has begun: that goes on by itself, and ends the session. If it fails then,
-/// the session ends with its lease.
+/// A capture that is given up, or that panics, drops this, and the drop ends the session in a task
+/// of its own. Once a commit has begun, the drop does nothing: the commit goes on by itself, and
+/// ends the session. If that commit fails, the session ends with its lease.
 #[derive(Debug)]
 pub(super) struct CaptureSession {
     store: Store,

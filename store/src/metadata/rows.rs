@@ -55,7 +55,7 @@ impl PushId {
         Self(uuid::Uuid::now_v7().to_string())
     }
 
-    /// The same for a capture: the id says what the session is for.
+    /// An id that no session has, for the session of a capture: the id says so.
     pub(crate) fn of_capture() -> Self {
         Self(format!("capture-{}", uuid::Uuid::now_v7()))
     }
