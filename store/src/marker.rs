@@ -227,13 +227,17 @@ impl Store {
         if looked_for == 0 { Ok(()) } else { Err(without_its_packs(looked_for)) }
     }
 
-    /// Whether packs are on the storage. A bucket without the right to list counts as one without.
+    /// Whether packs are on the storage. One that may not be listed counts as a storage without
+    /// packs.
     #[boxed]
     async fn has_packs(&self) -> Result<bool> {
         let top = match self.packs.list_with_delimiter(None).await {
             Ok(top) => top,
             Err(object_store::Error::PermissionDenied { .. } | object_store::Error::NotImplemented { .. }) => return Ok(false),
-            Err(error) => return Err(Error::packs(error)),
+            Err(error) => match Error::packs(error) {
+                Error::NotPermitted { .. } => return Ok(false),
+                error => return Err(error),
+            },
         };
         let is_pack = |object: &ObjectMeta| ready(key_of(&object.location).is_some());
         // Others are not listed: the stores of other domains are large, and the root of a disk has

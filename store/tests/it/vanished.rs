@@ -705,6 +705,33 @@ async fn a_replica_that_starts_during_the_first_push_of_another_one_knows_its_pa
     assert_eq!(id_of(&late).await.as_deref(), Some(id));
 }
 
+/// A folder that may be written to, and may not be listed.
+#[derive(Debug)]
+struct Unlisted;
+
+#[async_trait]
+impl Hooks for Unlisted {
+    async fn before(&self, call: &Call) -> object_store::Result<Option<object_store::Error>> {
+        if call.moment != Moment::ListFolder {
+            return Ok(None);
+        }
+        let denied = Box::new(std::io::Error::from(std::io::ErrorKind::PermissionDenied));
+        Err(object_store::Error::Generic { store: "test", source: denied })
+    }
+}
+
+#[tokio::test]
+async fn a_start_that_was_cut_is_finished_in_a_folder_that_may_not_be_listed() {
+    let (bucket, tables) = (bucket(), new_tables().await);
+    // Between marker and tables.
+    let id = "0190f3c2-7d4e-7b61-9c55-2f0a6be1d8a4";
+    bucket.put(&Key::from("pf-store"), format!("id {id}\n").into()).await.unwrap();
+    let store = over(&tables, &hooked(bucket, Arc::new(Unlisted)));
+    store.begin_serving().await.unwrap();
+    assert_eq!(id_of(&store).await.as_deref(), Some(id));
+    push(&store, &snapshot(&[1], vec![]), "t").await.unwrap();
+}
+
 #[tokio::test]
 async fn the_storage_of_another_store_is_refused_with_both_ids_until_it_is_rebuilt() {
     let dir = tempfile::tempdir().unwrap();
