@@ -11,8 +11,8 @@
 //! marker without an id, or a person put it there to say that the storage is the right one. Such a
 //! marker counts, and gets the id.
 //!
-//! Tables without an id would take that of any storage. So they take it only from one that has a
-//! pack of theirs, or, if they were never used, from one without packs.
+//! Tables that have no id yet take that of a storage only if it can be theirs: one of the packs
+//! that they list lies on it, or they were never used and no pack lies on it.
 
 use crate::Store;
 use crate::boxed;
@@ -58,12 +58,13 @@ impl Marker {
     }
 }
 
-/// Which storage tables without an id take for theirs.
+/// What is known of the tables of a store. It says from which storage they take their id if they
+/// have none.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Tables {
-    /// They were never used: one without packs. It may lack the marker.
+    /// They were never used. The storage has no packs, and may lack the marker.
     New,
-    /// One that has a pack of theirs.
+    /// They list packs or names. The storage has one of these packs, if there are any.
     Used,
     /// They are made from the storage, so it is theirs. It may lack the marker.
     Rebuilt,
@@ -203,14 +204,14 @@ impl Store {
             if !self.has_packs().await? {
                 return Ok(());
             }
-            // Another replica may have written them: the id was in the tables before, or, of an
-            // earlier version, their rows.
+            // Another replica may have written these packs since. Before that it entered the id
+            // into the tables, or, if it is of an earlier version, the rows of the packs.
             if self.metadata.storage_id().await?.is_none() && self.is_new().await? {
                 return Err(with_packs_of_others());
             }
         }
-        // The oldest first. An earlier version that ran while its disk was not mounted may have
-        // left newer ones on the disk below, and merging replaces them.
+        // The oldest first. If an earlier version ran while its disk was not mounted, the newest
+        // lie on the disk below. And merging replaces new packs.
         let (mut after, mut looked_for) = (None, 0);
         while looked_for < PROOFS {
             let rows = self.metadata.packs(after, PROOFS).await?;
@@ -240,8 +241,8 @@ impl Store {
             },
         };
         let is_pack = |object: &ObjectMeta| ready(key_of(&object.location).is_some());
-        // Others are not listed: the stores of other domains are large, and the root of a disk has
-        // a folder that only its administrator may read.
+        // Other folders are not listed: the stores of other domains are large, and the root of a
+        // disk has a folder that only its administrator may read.
         for folder in top.common_prefixes.iter().filter(|folder| folder.filename().is_some_and(|name| name.len() == 2)) {
             let mut packs = std::pin::pin!(self.packs.list(Some(folder)).try_filter(is_pack));
             if packs.try_next().await.map_err(Error::packs)?.is_some() {

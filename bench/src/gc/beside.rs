@@ -73,8 +73,8 @@ struct Gathered {
 pub async fn run(disk: &Path, args: &Args) -> Result<Vec<Phase>> {
     let (dir, ahead) = (tempfile::Builder::new().prefix("pf-bench-gc-").tempdir_in(disk)?, Ahead::default());
     let (metadata, _, shared) = fill(dir.path(), args.beside_live, args.straight_above, &ahead).await?;
-    // The rows were made without a store, so the marker beside the packs is missing. Without an id
-    // in the tables, a storage without their packs would not pass for theirs.
+    // The rows were made without a store, so the marker and the packs are missing. Tables without
+    // an id would refuse a storage that has none of their packs.
     metadata.enter_storage_id(uuid::Uuid::now_v7().to_string()).await?;
     drop(metadata);
     std::fs::create_dir_all(dir.path().join("packs"))?;

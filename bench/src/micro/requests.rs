@@ -251,8 +251,8 @@ fn listings(count: usize) -> impl Iterator<Item = Listing> {
 }
 
 /// A store of rows that were written without it. Its storage gets the marker here, which commits
-/// write before the first pack. Without an id in the tables, a storage without their packs would
-/// not pass for theirs.
+/// write before the first pack. Tables without an id would refuse a storage that has none of their
+/// packs.
 async fn beside(path: &Path, metadata: &Arc<dyn Metadata>) -> Result<Store> {
     let (packs, _) = pfr_store::storage::open_dir(path)?;
     metadata.enter_storage_id(uuid::Uuid::now_v7().to_string()).await?;

@@ -280,7 +280,8 @@ async fn a_store_that_cannot_write_fails_the_capture_only() {
     host.agent.snapshot("e", request()).await.unwrap();
 }
 
-/// Memory that has no bytes: so it may have more than any machine. Reads fail.
+/// Memory that says that it has any size, also more than a machine has. It holds no bytes: reads
+/// fail.
 #[derive(Debug)]
 struct Huge {
     pages: u32,

@@ -180,7 +180,7 @@ impl PackWriter {
         let part: UploadPart = self.upload.put_part(PutPayload::from_iter(self.pending.take(bytes)));
         self.writing = Some(tokio::spawn(async move {
             let coming = match disk {
-                // It may hang, and then would keep the async thread.
+                // On a mount that hangs, it would keep this thread from other tasks.
                 Some(disk) => {
                     let take = tokio::task::spawn_blocking(move || disk.take(bytes as u64));
                     Some(take.await.map_err(|e| Error::Internal(e.to_string()))??)
