@@ -129,9 +129,9 @@ impl Connections {
     /// Closes the connection that has been idle for longest. If none is idle, closes the one whose
     /// client has been waited for longest. Never closes a connection that the registry works for.
     /// In the reserve, those that are waited for go first: their request is refused and the rest of
-    /// its body is read, and an idle one may be a probe that has just come. There is no minimum
-    /// age: it would bound how many connections a second get a place, and a probe would wait behind
-    /// a flood that it outruns now.
+    /// its body is read, and an idle one may be a probe that has just come. Connections need no
+    /// minimum age to be closed: only so many a second would get a place then, and a probe would
+    /// wait behind all that came before it.
     pub(crate) fn make_room(&self) {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         let rank = |connection: &Connection| {

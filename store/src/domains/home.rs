@@ -282,8 +282,8 @@ async fn is_there(path: PathBuf) -> Result<bool> {
     blocking(look).await
 }
 
-/// Runs calls of the file system on a blocking thread: on a mount that hangs, they would keep an
-/// async one from the requests of other domains.
+/// Runs calls of the file system on a blocking thread. On a mount that hangs, they would keep an
+/// async thread from the requests of other domains.
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
     tokio::task::spawn_blocking(work).await.map_err(|e| Error::Internal(e.to_string()))?
 }
