@@ -174,7 +174,10 @@ async fn saves_that_hang_are_given_up_and_those_of_other_engines_go_on() {
     // A save may take ten times as long.
     let host = host_with(|config| config.pause_limit = Duration::from_millis(300)).await;
     let verbs = vec![Verb::Hold, Verb::Request];
-    let hung = Synthetic::start(&host.agent, Spec { own_ring: true, verbs, ..Spec::hybrid("hung") });
+    let mut spec = Spec { own_ring: true, verbs, ..Spec::hybrid("hung") };
+    // Four sequences, and a copy of the last block of each.
+    spec.groups.iter_mut().for_each(|group| group.blocks = group.blocks.max(16));
+    let hung = Synthetic::start(&host.agent, spec);
     let well = holding(&host, "well");
     well.add("s", &tokens(40));
     let held = hung.watch.hold_reads();

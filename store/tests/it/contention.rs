@@ -46,6 +46,8 @@ impl Fleet {
             let metadata: Arc<dyn Metadata> = connect(&url).await;
             stores.push(Store::new(Arc::clone(&packs) as _, metadata, Options { lease, ..Options::default() }));
         }
+        // Rows alone leave no marker on the storage, and collections look for it.
+        stores[0].begin_serving().await.unwrap();
         Self { url, stores, done: AtomicBool::new(false), collected: AtomicU64::new(0) }
     }
 

@@ -417,8 +417,8 @@ async fn refusals_are_told_and_no_salt_is(on: Backend) {
 
 async fn some_of_many_long_lists_are_read_to_explain_refusals(on: Backend) {
     let rig = Rig::new(on).await;
-    // Lists of 1.2 MB.
-    let way = |to| Way { length: 300_000, leaves: 1600, to };
+    // Lists of 0.6 MB.
+    let way = |to| Way { length: 150_000, leaves: 1600, to };
     for to in 1..=5 {
         push(&rig.store, &Spec { way: way(to), ..on_the_way(0) }, 0).await;
     }
