@@ -29,6 +29,9 @@ struct Inner {
     folder: PathBuf,
     /// Bytes that were granted and are not written yet.
     granted: Mutex<u64>,
+    /// Locked while the file system is asked for one grant. Others wait: a refused one must not
+    /// count against them.
+    asking: Arc<tokio::sync::Mutex<()>>,
     /// When the last collection for want of room ended, and whether it succeeded. Locked while one
     /// runs: all captures that lack room wait for the same one.
     collected: tokio::sync::Mutex<Option<(Instant, bool)>>,
@@ -37,7 +40,8 @@ struct Inner {
 impl Room {
     /// The room for a store, which is in this folder.
     pub fn of(store: Store, folder: PathBuf) -> Self {
-        Self(Arc::new(Inner { store, folder, granted: Mutex::default(), collected: tokio::sync::Mutex::default() }))
+        let (granted, asking, collected) = Default::default();
+        Self(Arc::new(Inner { store, folder, granted, asking, collected }))
     }
 
     /// Grants `needed` bytes until they are written, or until the grant is dropped. Collects
@@ -94,28 +98,30 @@ impl Room {
         collecting.await.unwrap_or(false)
     }
 
-    /// The file system is asked on a thread that may block, and without a lock: if it hangs, other
-    /// captures must still be able to let their engines go on.
+    /// The file system is asked on a thread that may block, and without the lock of `granted`: if
+    /// it hangs, other captures must still be able to let their engines go on.
     async fn grant(&self, needed: u64) -> Result<Granted> {
-        let room = self.clone();
+        let (room, turn) = (self.clone(), Arc::clone(&self.0.asking).lock_owned().await);
         let grant = move || {
             // Before the file system is asked: bytes that are written in between are then counted
             // twice, and not left out.
-            let (granted, before) = room.add(needed);
+            let before = *room.0.granted.lock();
             enough(free(&room.0.folder)?.saturating_sub(before), needed)?;
+            let granted = room.add(needed);
+            drop(turn);
             Ok::<_, Error>(granted)
         };
         blocking("free space", grant).await
     }
 
-    /// Counts bytes as granted; also returns how many were granted before.
-    fn add(&self, bytes: u64) -> (Granted, u64) {
+    /// Counts bytes as granted.
+    fn add(&self, bytes: u64) -> Granted {
         let mut granted = self.0.granted.lock();
         let before = *granted;
         *granted = before.saturating_add(bytes);
         let left = *granted - before;
         drop(granted);
-        (Granted { room: self.clone(), left }, before)
+        Granted { room: self.clone(), left }
     }
 }
 
