@@ -178,10 +178,19 @@ mod tests {
     async fn a_write_that_was_given_up_does_not_end_after_the_next_one() {
         let dir = tempfile::tempdir().unwrap();
         let files: Files<PushJob> = Files::open(dir.path().join("pushes")).await.unwrap();
-        // So long that it is under way when the next one begins.
-        let long = PushJob { error: Some("x".repeat(8 << 20)), ..job("a") };
-        drop(futures::poll!(Box::pin(files.write(&long))));
-        files.write(&job("a")).await.unwrap();
+        // As if the disk hung.
+        let (goes_on, hangs) = std::sync::mpsc::channel::<()>();
+        let first = move |dir: &Path| {
+            let _ = hangs.recv();
+            durable::replace(&dir.join("a.json"), b"{}")
+        };
+        drop(futures::poll!(Box::pin(files.change(first))));
+        let record = job("a");
+        let mut next = Box::pin(files.write(&record));
+        let early = tokio::time::timeout(std::time::Duration::from_millis(100), &mut next).await;
+        drop(goes_on);
+        assert!(early.is_err(), "it did not wait for the one before it");
+        next.await.unwrap();
         assert_eq!(files.load().await.unwrap().into_values().collect::<Vec<_>>(), [job("a")]);
     }
 
