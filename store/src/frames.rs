@@ -20,7 +20,7 @@ use futures::stream::{self, BoxStream};
 use futures::{StreamExt as _, TryStreamExt as _};
 use pfr_schema::codec;
 use pfr_schema::frame::{CHECKSUM, Header, end_mark};
-use pfr_schema::{Digest, FormatError, Limits};
+use pfr_schema::{Digest, FormatError, Kind, Limits};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -29,6 +29,9 @@ pub type BoxFrames = BoxStream<'static, Result<Bytes>>;
 
 /// Reads in flight besides the one being sent.
 const AHEAD: usize = 2;
+/// Bytes that are decoded and hashed where they were read: the way to another thread and back takes
+/// longer.
+const HERE: u64 = 32 << 10;
 
 impl Store {
     /// Frames of `digests` in that order, with an end mark, as they are in packs: the reader
@@ -65,15 +68,29 @@ impl Store {
     /// [`Error::BlobUnknown`], [`Error::Corrupt`].
     #[boxed]
     pub async fn read(&self, digest: &Digest) -> Result<Bytes> {
-        let mut located = locate(self, &[*digest]).await?;
+        self.read_as(digest, Kind::Blob).await
+    }
+
+    /// The same of a blob that is of this kind.
+    pub(crate) async fn read_as(&self, digest: &Digest, kind: Kind) -> Result<Bytes> {
+        let located = locate(self, &[*digest]).await?;
         let limit = self.options.limits.document_bytes;
-        if let Some((_, location)) = located.first().filter(|(_, location)| location.raw_len > limit) {
-            return Err(FormatError::TooLarge { what: "a blob to be read whole, in bytes", found: location.raw_len, limit }.into());
+        if let Some((_, location)) = located.first() {
+            if !location.kind.satisfies(kind) {
+                return Err(Error::BlobUnknown { digest: *digest, kind });
+            }
+            if location.raw_len > limit {
+                return Err(FormatError::TooLarge { what: "a blob to be read whole, in bytes", found: location.raw_len, limit }.into());
+            }
         }
+        let is_small = located.first().is_some_and(|(_, location)| location.raw_len.max(location.frame_len) <= HERE);
         let none = || Error::Internal("one digest has one frame".into());
-        let extent = plan(std::mem::take(&mut located)).pop().ok_or_else(none)?;
+        let extent = plan(located).pop().ok_or_else(none)?;
         let frame = read_extent(self, &extent, std::slice::from_ref(&(0..extent.len()))).await?.pop().ok_or_else(none)?;
         let (digest, limits) = (*digest, self.options.limits.clone());
+        if is_small {
+            return decode(&digest, &frame, &limits);
+        }
         tokio::task::spawn_blocking(move || decode(&digest, &frame, &limits)).await.map_err(|e| Error::Internal(e.to_string()))?
     }
 }

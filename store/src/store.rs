@@ -379,11 +379,7 @@ impl Store {
     /// [`Error::BlobUnknown`], [`Error::Corrupt`].
     #[boxed]
     pub async fn container(&self, digest: &Digest, kind: Kind) -> Result<Container> {
-        let stored = self.metadata.find(vec![*digest]).await?;
-        if !stored.first().and_then(Option::as_ref).is_some_and(|row| row.kind.satisfies(kind)) {
-            return Err(Error::BlobUnknown { digest: *digest, kind });
-        }
-        let bytes = self.read(digest).await?;
+        let bytes = self.read_as(digest, kind).await?;
         Container::parse(kind, &bytes, &self.options.limits)?.ok_or(Error::BlobUnknown { digest: *digest, kind })
     }
 

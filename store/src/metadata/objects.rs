@@ -153,12 +153,12 @@ async fn look_in_order_of_rows<T: Tx>(tx: &mut T, session: LivePush, wanted: &[(
 }
 
 pub(super) async fn locate<T: Tx>(tx: &mut T, digests: &[Digest]) -> Outcome<Vec<Option<Location>>> {
-    type Row = (Digest, String, u64, u64, u64, Codec, Health);
-    let find = r#"SELECT o.digest, p.key, o."offset", o.frame_len, o.size, o.codec, o.health FROM objects o JOIN packs p ON p.id = o.pack
-                  WHERE o.digest = ANY($1)"#;
+    type Row = (Digest, Kind, String, u64, u64, u64, Codec, Health);
+    let find = r#"SELECT o.digest, o.kind, p.key, o."offset", o.frame_len, o.size, o.codec, o.health FROM objects o
+                  JOIN packs p ON p.id = o.pack WHERE o.digest = ANY($1)"#;
     let rows: Vec<Row> = tx.query(find, values![digests]).await?;
-    let location = |(digest, pack, offset, frame_len, raw_len, codec, health): Row| {
-        (digest, Location { pack, offset, frame_len, raw_len, codec, health })
+    let location = |(digest, kind, pack, offset, frame_len, raw_len, codec, health): Row| {
+        (digest, Location { kind, pack, offset, frame_len, raw_len, codec, health })
     };
     let found: HashMap<Digest, Location> = rows.into_iter().map(location).collect();
     Ok(digests.iter().map(|digest| found.get(digest).cloned()).collect())

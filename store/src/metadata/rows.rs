@@ -97,6 +97,8 @@ pub struct PackStored {
 /// Where a blob lies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Location {
+    /// What it is.
+    pub kind: Kind,
     /// Key of the pack.
     pub pack: String,
     /// Byte offset of the frame's header.

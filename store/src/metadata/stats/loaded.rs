@@ -132,14 +132,33 @@ fn is_open(reached: &ObjectSet, id: ObjectId) -> bool {
     !reached.contains(id.unsigned_abs())
 }
 
+/// The upper and the lower 32 bits of an id.
+fn halves(id: ObjectId) -> (u32, u32) {
+    let id = id.unsigned_abs();
+    ((id >> 32) as u32, id as u32)
+}
+
 /// The ids of a packed list that `reached` lacks.
 fn opened(reached: &ObjectSet, packed: &[u8]) -> Outcome<Vec<ObjectId>> {
     let mut open = Vec::new();
+    // Most lists lie in one of the bitmaps that a set consists of, each for 2³² ids: that one is
+    // looked for once.
+    let (mut of, mut bitmap) = (None, None);
     for part in unpack(packed)?.chunk_by(follows) {
-        match part {
+        if let [first, .., last] = part
+            && reached.contains_range(first.unsigned_abs()..=last.unsigned_abs())
+        {
             // A chunk of a fork lists many pages of its parent one after the other: one look-up.
-            [first, .., last] if reached.contains_range(first.unsigned_abs()..=last.unsigned_abs()) => {}
-            _ => open.extend(part.iter().filter(|id| is_open(reached, **id))),
+            continue;
+        }
+        for id in part {
+            let (high, low) = halves(*id);
+            if of != Some(high) {
+                (of, bitmap) = (Some(high), reached.bitmaps().find(|(of, _)| *of == high).map(|(_, bitmap)| bitmap));
+            }
+            if bitmap.is_none_or(|bitmap| !bitmap.contains(low)) {
+                open.push(*id);
+            }
         }
     }
     Ok(open)
@@ -158,5 +177,9 @@ mod tests {
         assert_eq!(of(&[8, 9, 10, 11, 19, 20, 21]), [8, 9, 20, 21]);
         assert_eq!(of(&[29, 30, 31, 33, 35]), [29, 31, 35]);
         assert_eq!(of(&[10, 30, 33]), [0; 0]);
+        let high = 1 << 32;
+        let reached: ObjectSet = [10_u64, (1 << 32) + 20, 3 << 32].into_iter().collect();
+        let of = |ids: &[ObjectId]| opened(&reached, &pack(ids.to_vec())).expect("just packed");
+        assert_eq!(of(&[10, 20, high + 10, high + 20, 2 * high + 10, 3 * high, 3 * high + 1]), [20, high + 10, 2 * high + 10, 3 * high + 1]);
     }
 }
