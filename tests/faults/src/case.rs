@@ -13,7 +13,7 @@ mod counts;
 pub use counts::{Counterexample, Counts};
 
 use crate::check::{self, Library};
-use crate::domains::Tenants;
+use crate::domains::{Focus, Tenants};
 use crate::events::Follower;
 use crate::gate::{self, Gate, Progress, Task};
 use crate::names::{Change, Names, Oracle, Outcome};
@@ -65,6 +65,7 @@ pub async fn play(database: Database, seed: u64, waves: u64, plant: Option<Plant
                 oracle: Oracle::default(),
                 follower,
                 tenants: Tenants::default(),
+                focus: None,
                 library: Library::new(),
                 debris: BTreeSet::new(),
                 unjournaled: 0,
@@ -96,6 +97,8 @@ struct History {
     oracle: Oracle,
     follower: Follower,
     tenants: Tenants,
+    /// What the last step with another domain was about.
+    focus: Option<Focus>,
     library: Library,
     /// Torn objects that a rebuild found and named.
     debris: BTreeSet<String>,

@@ -98,11 +98,18 @@ fn snapshot(first: u64) -> Snapshot {
     Snapshot::new(&[(first..first + 3).collect()], Vec::new())
 }
 
+/// The domain and the snapshot that steps are about.
+pub type Focus = (DomainName, Snapshot);
+
 impl Step {
-    /// Draws a step.
-    pub fn draw(random: &mut StdRng) -> Self {
-        let name = name_of(["acme", "b-2"][random.random_range(0..2)]);
-        let drawn = snapshot(random.random_range(0..4));
+    /// Draws a step. Most are about what the one before was about: a signature, a forgery, and a
+    /// tag that asks for a signature, matter only where that domain and that snapshot are.
+    pub fn draw(random: &mut StdRng, focus: &mut Option<Focus>) -> Self {
+        let again = random.random_bool(0.75);
+        let (name, drawn) = focus
+            .take_if(|_| again)
+            .unwrap_or_else(|| (name_of(["acme", "b-2"][random.random_range(0..2)]), snapshot(random.random_range(0..4))));
+        *focus = Some((name.clone(), drawn.clone()));
         match random.random_range(0..20) {
             0..4 => Self::Make(name, random.random_bool(0.6)),
             4..8 => Self::Push(name, Arc::new(drawn)),

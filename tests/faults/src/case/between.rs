@@ -21,7 +21,7 @@ impl History {
 
     /// A step with another domain. Its replica may die at any point of it.
     pub(super) async fn domain(&mut self) -> Result<(), String> {
-        let (step, faults) = (Step::draw(&mut self.random), self.chance(0.3));
+        let (step, faults) = (Step::draw(&mut self.random, &mut self.focus), self.chance(0.3));
         let cut_at = self.chance(0.3).then(|| self.random.random_range(0..60_u64));
         if self.chance(0.3) {
             self.world.jump(i64::try_from(2 * HOUR).unwrap_or(0));
