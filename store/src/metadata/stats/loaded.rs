@@ -180,6 +180,9 @@ mod tests {
         let high = 1 << 32;
         let reached: ObjectSet = [10_u64, (1 << 32) + 20, 3 << 32].into_iter().collect();
         let of = |ids: &[ObjectId]| opened(&reached, &pack(ids.to_vec())).expect("just packed");
-        assert_eq!(of(&[10, 20, high + 10, high + 20, 2 * high + 10, 3 * high, 3 * high + 1]), [20, high + 10, 2 * high + 10, 3 * high + 1]);
+        assert_eq!(
+            of(&[10, 20, high + 10, high + 20, 2 * high + 10, 3 * high, 3 * high + 1]),
+            [20, high + 10, 2 * high + 10, 3 * high + 1]
+        );
     }
 }
