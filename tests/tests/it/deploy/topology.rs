@@ -2,7 +2,7 @@
 //! settings, over a PostgreSQL and an S3 server of their own. Each part is killed once.
 
 mod long {
-    use crate::deploy::compose::{Compose, log_in, logged_in, start};
+    use crate::deploy::compose::{Compose, log_in, logged_in, make_bucket, start};
     use crate::deploy::files::text;
     use pfr_testkit::postgres::Cluster;
     use pfr_testkit::s3;
@@ -82,16 +82,6 @@ mod long {
         let mut answer = String::new();
         stream.read_to_string(&mut answer)?;
         Ok(answer)
-    }
-
-    /// Makes the bucket as the service `bucket` does: by its script, with the real `weed`.
-    fn make_bucket(compose: &Compose, s3: &s3::Server) {
-        let weed = s3::find().expect("a SeaweedFS");
-        let entry = compose.list("bucket", "entrypoint");
-        let script = compose.list("bucket", "command").remove(0).replace("s3:9333", &s3.master());
-        let path = format!("{}:/usr/bin:/bin", weed.parent().unwrap().display());
-        let made = Command::new(&entry[0]).args(&entry[1..]).arg(script).env("PATH", path).stdin(Stdio::null()).output().unwrap();
-        assert!(made.status.success(), "{made:?}");
     }
 
     /// A push of a new snapshot and a pull of the first one, on their way through the proxy.
