@@ -83,6 +83,25 @@ impl Digest {
         Self::of(Algorithm::Sha256, bytes)
     }
 
+    /// SHA-256 of 96 bytes. Its two blocks are padded here, which takes a fifth less time than a
+    /// hasher: the prefix keys of a request are tens of thousands of these, each of the one before.
+    #[must_use]
+    pub(crate) fn sha256_of_96(message: &[u8; 96]) -> Self {
+        // FIPS 180-4, 5.3.3.
+        let mut state: [u32; 8] = [0x6a09_e667, 0xbb67_ae85, 0x3c6e_f372, 0xa54f_f53a, 0x510e_527f, 0x9b05_688c, 0x1f83_d9ab, 0x5be0_cd19];
+        let mut blocks = [[0; 64]; 2];
+        let padded = blocks.as_flattened_mut();
+        padded[..96].copy_from_slice(message);
+        padded[96] = 0x80;
+        padded[120..].copy_from_slice(&(8 * 96_u64).to_be_bytes());
+        sha2::block_api::compress256(&mut state, &blocks);
+        let mut bytes = [0; 64];
+        for (four, word) in bytes.as_chunks_mut::<4>().0.iter_mut().zip(state) {
+            *four = word.to_be_bytes();
+        }
+        Self { algorithm: Algorithm::Sha256, bytes }
+    }
+
     /// Hashes each of `blobs`. SHA-256 takes half the time if the blobs are of one length, and at
     /// least [`Self::SIDE_BY_SIDE`] many: rounds of one blob fill the pauses of another's.
     #[must_use]

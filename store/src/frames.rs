@@ -71,9 +71,14 @@ impl Store {
         self.read_as(digest, Kind::Blob).await
     }
 
-    /// The same of a blob that is of this kind.
+    /// The same of a blob that is of this kind. One of another kind is unknown, in the same words as
+    /// one that is not there.
     pub(crate) async fn read_as(&self, digest: &Digest, kind: Kind) -> Result<Bytes> {
-        let located = locate(self, &[*digest]).await?;
+        let of_kind = |error| match error {
+            Error::BlobUnknown { digest, .. } => Error::BlobUnknown { digest, kind },
+            other => other,
+        };
+        let located = locate(self, &[*digest]).await.map_err(of_kind)?;
         let limit = self.options.limits.document_bytes;
         if let Some((_, location)) = located.first() {
             if !location.kind.satisfies(kind) {
