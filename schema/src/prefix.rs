@@ -55,20 +55,21 @@ pub fn next(link: &Digest, block: &[u32]) -> Digest {
     {
         let mut message = [0; LINK + 4 * BLOCK];
         message[..LINK].copy_from_slice(link);
-        copy(block, &mut message[LINK..]);
+        write(block, &mut message[LINK..]);
         return Digest::sha256_of_96(&message);
     }
     let mut hasher = Hasher::new(Algorithm::Sha256);
     hasher.update(link.as_bytes());
     for tokens in block.chunks(BLOCK) {
         let mut bytes = [0; 4 * BLOCK];
-        copy(tokens, &mut bytes);
+        write(tokens, &mut bytes);
         hasher.update(&bytes[..4 * tokens.len()]);
     }
     hasher.finish()
 }
 
-fn copy(tokens: &[u32], bytes: &mut [u8]) {
+/// Writes tokens as little-endian bytes.
+fn write(tokens: &[u32], bytes: &mut [u8]) {
     for (four, token) in bytes.as_chunks_mut::<4>().0.iter_mut().zip(tokens) {
         *four = token.to_le_bytes();
     }

@@ -14,7 +14,7 @@ pub use serve::Served;
 use crate::Store;
 use crate::boxed;
 use crate::error::{Error, Result};
-use crate::packs::{Extent, READ, header_of, locate, plan, read_extent};
+use crate::packs::{Extent, READ, header_of, locate, locate_as, plan, read_extent};
 use bytes::Bytes;
 use futures::stream::{self, BoxStream};
 use futures::{StreamExt as _, TryStreamExt as _};
@@ -29,8 +29,8 @@ pub type BoxFrames = BoxStream<'static, Result<Bytes>>;
 
 /// Reads in flight besides the one being sent.
 const AHEAD: usize = 2;
-/// Bytes that are decoded and hashed where they were read: the way to another thread and back takes
-/// longer.
+/// A blob of at most so many bytes is decoded on the thread that read it. To move it to another
+/// thread and back costs about as much.
 const HERE: u64 = 32 << 10;
 
 impl Store {
@@ -71,31 +71,28 @@ impl Store {
         self.read_as(digest, Kind::Blob).await
     }
 
-    /// The same of a blob that is of this kind. One of another kind is unknown, in the same words as
-    /// one that is not there.
+    /// Reads a whole blob of this kind, verified. One of another kind gives the same error as a
+    /// missing one.
     pub(crate) async fn read_as(&self, digest: &Digest, kind: Kind) -> Result<Bytes> {
-        let of_kind = |error| match error {
-            Error::BlobUnknown { digest, .. } => Error::BlobUnknown { digest, kind },
-            other => other,
-        };
-        let located = locate(self, &[*digest]).await.map_err(of_kind)?;
+        let located = locate_as(self, &[*digest], kind).await?;
         let limit = self.options.limits.document_bytes;
-        if let Some((_, location)) = located.first() {
-            if !location.kind.satisfies(kind) {
-                return Err(Error::BlobUnknown { digest: *digest, kind });
-            }
-            if location.raw_len > limit {
-                return Err(FormatError::TooLarge { what: "a blob to be read whole, in bytes", found: location.raw_len, limit }.into());
-            }
+        if let Some((_, location)) = located.first().filter(|(_, location)| location.raw_len > limit) {
+            return Err(FormatError::TooLarge { what: "a blob to be read whole, in bytes", found: location.raw_len, limit }.into());
         }
         let is_small = located.first().is_some_and(|(_, location)| location.raw_len.max(location.frame_len) <= HERE);
         let none = || Error::Internal("one digest has one frame".into());
         let extent = plan(located).pop().ok_or_else(none)?;
-        let frame = read_extent(self, &extent, std::slice::from_ref(&(0..extent.len()))).await?.pop().ok_or_else(none)?;
-        let (digest, limits) = (*digest, self.options.limits.clone());
+        let of_kind = |error| match error {
+            Error::BlobUnknown { digest, .. } => Error::BlobUnknown { digest, kind },
+            other => other,
+        };
+        let whole = 0..extent.len();
+        // It may be collected between the look and the read.
+        let frame = read_extent(self, &extent, std::slice::from_ref(&whole)).await.map_err(of_kind)?.pop().ok_or_else(none)?;
         if is_small {
-            return decode(&digest, &frame, &limits);
+            return decode(digest, &frame, &self.options.limits);
         }
+        let (digest, limits) = (*digest, self.options.limits.clone());
         tokio::task::spawn_blocking(move || decode(&digest, &frame, &limits)).await.map_err(|e| Error::Internal(e.to_string()))?
     }
 }
@@ -111,8 +108,9 @@ fn parts(extent: &Extent) -> impl Iterator<Item = Range<u64>> + Send + use<> {
 pub(crate) fn decode(digest: &Digest, frame: &Bytes, limits: &Limits) -> Result<Bytes> {
     let corrupt = |reason: String| Error::Corrupt { digest: *digest, reason };
     let header = header_of(frame, 0, digest, limits).map_err(corrupt)?;
-    let payload = Header::len(digest.algorithm())..frame.len() - CHECKSUM;
-    let payload = frame.slice(payload);
+    let begin = Header::len(digest.algorithm());
+    let end = frame.len().checked_sub(CHECKSUM).filter(|end| *end >= begin);
+    let payload = frame.slice(begin..end.ok_or_else(|| corrupt("its frame is too short".into()))?);
     let raw: Bytes = match header.codec {
         codec::Codec::Raw => payload,
         codec => codec::decode(codec, &payload, header.raw_len).map_err(|e| corrupt(e.to_string()))?.into(),

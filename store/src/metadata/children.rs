@@ -27,8 +27,8 @@ pub(crate) fn pack(mut ids: Vec<ObjectId>) -> Vec<u8> {
 /// [`Error::Internal`]: unknown children are never taken for none.
 pub(crate) fn unpack(packed: &[u8]) -> Result<Vec<ObjectId>> {
     let damaged = || Error::Internal("the children of a node cannot be read".into());
-    // One for each byte at most: growing it step by step takes longer than the unpacking.
-    let mut ids = Vec::with_capacity(packed.len());
+    // A list that grows step by step takes longer than the unpacking. Each id has one last byte.
+    let mut ids = Vec::with_capacity(packed.iter().filter(|byte| **byte & 0x80 == 0).count());
     let (mut previous, mut difference, mut shift) = (0_i64, 0_u64, 0_u32);
     for byte in packed {
         if shift > 56 {

@@ -97,7 +97,7 @@ pub struct PackStored {
 /// Where a blob lies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Location {
-    /// What it is.
+    /// Its kind.
     pub kind: Kind,
     /// Key of the pack.
     pub pack: String,

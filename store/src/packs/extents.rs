@@ -75,12 +75,19 @@ impl Extent {
 /// # Errors
 /// [`Error::BlobUnknown`]; [`Error::Corrupt`] for what is quarantined.
 pub(crate) async fn locate(store: &Store, digests: &[Digest]) -> Result<Vec<(Digest, Location)>> {
+    locate_as(store, digests, Kind::Blob).await
+}
+
+/// The same of blobs of this kind. One of another kind is unknown, damaged or not: the error must
+/// not say that it is there.
+pub(crate) async fn locate_as(store: &Store, digests: &[Digest], kind: Kind) -> Result<Vec<(Digest, Location)>> {
     let locations = store.metadata.locate(digests.to_vec()).await?;
     digests
         .iter()
         .zip(locations)
         .map(|(digest, location)| {
-            let location = location.ok_or(Error::BlobUnknown { digest: *digest, kind: Kind::Blob })?;
+            let location = location.filter(|location| location.kind.satisfies(kind));
+            let location = location.ok_or(Error::BlobUnknown { digest: *digest, kind })?;
             if location.health == Health::Damaged {
                 return Err(Error::Corrupt { digest: *digest, reason: "it was found bad before and is quarantined".into() });
             }

@@ -24,7 +24,7 @@ mod renewal;
 mod writer;
 
 pub(crate) use checks::{Expected, FrameChecks, another, header_of};
-pub(crate) use extents::{Extent, locate, plan, read_extent};
+pub(crate) use extents::{Extent, locate, locate_as, plan, read_extent};
 pub(crate) use files::in_directory;
 pub(crate) use index::{Index, IndexFound, read_index};
 pub(crate) use paths::{PROBES, key_of, path};

@@ -97,7 +97,7 @@ struct History {
     oracle: Oracle,
     follower: Follower,
     tenants: Tenants,
-    /// What the last step with another domain was about.
+    /// The domain and the snapshot that the last step with another domain drew.
     focus: Option<Focus>,
     library: Library,
     /// Torn objects that a rebuild found and named.

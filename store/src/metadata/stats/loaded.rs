@@ -141,20 +141,20 @@ fn halves(id: ObjectId) -> (u32, u32) {
 /// The ids of a packed list that `reached` lacks.
 fn opened(reached: &ObjectSet, packed: &[u8]) -> Outcome<Vec<ObjectId>> {
     let mut open = Vec::new();
-    // Most lists lie in one of the bitmaps that a set consists of, each for 2³² ids: that one is
-    // looked for once.
-    let (mut of, mut bitmap) = (None, None);
+    // A set has one bitmap for each 2³² ids. Most lists need only one of them, so it is looked up
+    // once.
+    let (mut high_of, mut bitmap) = (None, None);
     for part in unpack(packed)?.chunk_by(follows) {
+        // A chunk of a fork lists many pages of its parent one after the other: one look-up for all.
         if let [first, .., last] = part
             && reached.contains_range(first.unsigned_abs()..=last.unsigned_abs())
         {
-            // A chunk of a fork lists many pages of its parent one after the other: one look-up.
             continue;
         }
         for id in part {
             let (high, low) = halves(*id);
-            if of != Some(high) {
-                (of, bitmap) = (Some(high), reached.bitmaps().find(|(of, _)| *of == high).map(|(_, bitmap)| bitmap));
+            if high_of != Some(high) {
+                (high_of, bitmap) = (Some(high), reached.bitmaps().find(|(of, _)| *of == high).map(|(_, bitmap)| bitmap));
             }
             if bitmap.is_none_or(|bitmap| !bitmap.contains(low)) {
                 open.push(*id);
@@ -184,5 +184,9 @@ mod tests {
             of(&[10, 20, high + 10, high + 20, 2 * high + 10, 3 * high, 3 * high + 1]),
             [20, high + 10, 2 * high + 10, 3 * high + 1]
         );
+        let across = [high - 2, high - 1, high, high + 1];
+        let of = |reached: &[i64]| opened(&reached.iter().map(|id| id.unsigned_abs()).collect(), &pack(across.to_vec())).expect("packed");
+        assert_eq!(of(&across), [0; 0]);
+        assert_eq!(of(&[high - 1]), [high - 2, high, high + 1]);
     }
 }

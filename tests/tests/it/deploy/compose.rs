@@ -87,7 +87,8 @@ pub fn make_bucket(compose: &Compose, s3: &s3::Server) {
     assert!(made.status.success(), "{made:?}");
 }
 
-/// S3 servers refuse some names, and `weed shell` ends with 0 all the same.
+/// S3 servers refuse some names of buckets. `weed shell` ends with 0 even then, so the script looks
+/// at the list.
 #[test]
 fn the_s3_server_of_the_compose_file_makes_its_bucket() {
     let compose = Compose::read(&[]);
