@@ -230,6 +230,8 @@ async fn damage_names_every_snapshot_that_reaches_it_and_one_push_heals_all(on: 
     let names = [&a, &b].map(|s| format!("{}@{}", repository(), s.manifest.digest));
     assert_eq!(damaged.iter().map(|d| (d.digest, d.snapshots.clone())).collect::<Vec<_>>(), [(shared, names.to_vec())], "found by verify");
     assert!(matches!(rig.store.read(&shared).await, Err(Error::Corrupt { .. })));
+    // A question for a document of this name gets the answer of a missing one.
+    assert!(matches!(rig.store.manifest(&shared).await, Err(Error::BlobUnknown { kind: Kind::Manifest, digest }) if digest == shared));
     rig.store.verify(&c.manifest.digest, &mut |_| ()).await.unwrap();
     assert_eq!(push_missing(&rig.store, &a).await, above(&a, shared));
     rig.store.reassess().await.unwrap();
