@@ -83,8 +83,8 @@ impl Digest {
         Self::of(Algorithm::Sha256, bytes)
     }
 
-    /// SHA-256 of 96 bytes. Pads the two blocks itself, which takes a fifth less time than a hasher.
-    /// A request computes tens of thousands of prefix keys, each from the one before.
+    /// SHA-256 of 96 bytes. Pads the two blocks itself, which takes a fifth less time than a
+    /// hasher. A request computes tens of thousands of prefix keys, each from the one before.
     #[must_use]
     pub(crate) fn sha256_of_96(message: &[u8; 96]) -> Self {
         // The initial state: FIPS 180-4, 5.3.3.

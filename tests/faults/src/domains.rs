@@ -102,9 +102,9 @@ fn snapshot(first: u64) -> Snapshot {
 pub type Focus = (DomainName, Snapshot);
 
 impl Step {
-    /// Draws a step. Three of four keep the domain and the snapshot of the step before: a signature,
-    /// a forgery or a tag that asks for a signature has an effect only on a snapshot that was pushed
-    /// to that domain.
+    /// Draws a step. Three of four keep the domain and the snapshot of the step before: a
+    /// signature, a forgery or a tag that asks for a signature has an effect only on a snapshot
+    /// that was pushed to that domain.
     pub fn draw(random: &mut StdRng, focus: &mut Option<Focus>) -> Self {
         let again = random.random_bool(0.75);
         let (name, drawn) = focus

@@ -145,7 +145,7 @@ fn opened(reached: &ObjectSet, packed: &[u8]) -> Outcome<Vec<ObjectId>> {
     // once.
     let (mut high_of, mut bitmap) = (None, None);
     for part in unpack(packed)?.chunk_by(follows) {
-        // A chunk of a fork lists many pages of its parent one after the other: one look-up for all.
+        // A chunk of a fork lists many pages of its parent one after the other: one look-up.
         if let [first, .., last] = part
             && reached.contains_range(first.unsigned_abs()..=last.unsigned_abs())
         {
