@@ -79,10 +79,12 @@ pub fn log_in(pf: &Pf, token: &Path, url: &str) {
 
 /// Makes the bucket as the service `bucket` does: by its script, with the real `weed`.
 pub fn make_bucket(compose: &Compose, s3: &s3::Server) {
-    let weed = s3::find().expect("a SeaweedFS");
+    // The script calls it `weed`; `PF_TEST_WEED` may name a file of another name.
+    let folder = tempfile::tempdir().unwrap();
+    std::os::unix::fs::symlink(s3::find().expect("a SeaweedFS").canonicalize().unwrap(), folder.path().join("weed")).unwrap();
     let entry = compose.list("bucket", "entrypoint");
     let script = compose.list("bucket", "command").remove(0).replace("s3:9333", &s3.master());
-    let path = format!("{}:/usr/bin:/bin", weed.parent().unwrap().display());
+    let path = format!("{}:/usr/bin:/bin", folder.path().display());
     let made = Command::new(&entry[0]).args(&entry[1..]).arg(script).env("PATH", path).stdin(Stdio::null()).output().unwrap();
     assert!(made.status.success(), "{made:?}");
 }
