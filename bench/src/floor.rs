@@ -8,7 +8,7 @@
 //! which is better depends on the disk, and `pf-bench floor` finds out.
 
 use crate::Result;
-use crate::pack::{BUFFER, Groups, Piece, Promise, Source, split};
+use crate::pack::{Groups, Piece, Promise, Source, buffer, split};
 use std::fs::File;
 use std::path::Path;
 use std::sync::Mutex;
@@ -30,7 +30,7 @@ pub struct Plan {
 impl Plan {
     /// The plan that `pf-bench floor` most often found to be the fastest.
     pub fn on(direct: bool) -> Self {
-        Self { threads: 4 * crate::machine::cores(), buffer: BUFFER, direct, hash: true }
+        Self { threads: 4 * crate::machine::cores(), buffer: buffer(), direct, hash: true }
     }
 }
 

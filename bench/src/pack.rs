@@ -13,8 +13,14 @@ use std::path::{Path, PathBuf};
 
 /// Bytes of an output file.
 pub const FILE: usize = 64 << 20;
-/// Bytes of the buffer with which `pf-bench floor` most often was the fastest.
-pub const BUFFER: usize = 1 << 20;
+/// Bytes of the buffer with which `pf-bench floor` most often was the fastest: the blobs that are
+/// hashed side by side must fit.
+pub fn buffer() -> usize {
+    if Digest::side_by_side(PAGE) > 4 { 4 << 20 } else { 1 << 20 }
+}
+
+/// Bytes of a page of the workload, each of K and V.
+pub const PAGE: u64 = 180_224;
 /// Direct writes start and end at multiples of this.
 const ALIGN: usize = 4096;
 
@@ -179,14 +185,15 @@ impl Groups {
 /// How many of `blobs` come next: as many as fit, and then a multiple of those that are hashed side
 /// by side. 0 if the first does not fit.
 fn group(blobs: &[Promise], room: usize) -> usize {
+    let lanes = blobs.first().map_or(1, |blob| Digest::side_by_side(blob.len as u64));
     let mut bytes = 0;
     let fitting = blobs.iter().take_while(|blob| {
         bytes += blob.len;
         bytes <= room
     });
     match fitting.count() {
-        few if few < Digest::SIDE_BY_SIDE => few,
-        many => many - many % Digest::SIDE_BY_SIDE,
+        few if few < lanes => few,
+        many => many - many % lanes,
     }
 }
 
@@ -195,7 +202,8 @@ fn group(blobs: &[Promise], room: usize) -> usize {
 /// # Errors
 /// The first digest that is wrong.
 pub fn verify(blobs: &[Promise], mut bytes: &[u8]) -> Result<()> {
-    for together in blobs.chunks(Digest::SIDE_BY_SIDE) {
+    let lanes = blobs.first().map_or(1, |blob| Digest::side_by_side(blob.len as u64));
+    for together in blobs.chunks(lanes) {
         let mut parts = Vec::with_capacity(together.len());
         for blob in together {
             let (part, rest) = bytes.split_at_checked(blob.len).ok_or("a blob is shorter than promised")?;

@@ -112,7 +112,7 @@ fn floor(bytes: u64) -> Result<f64> {
     let mut memory = vec![1_u8; blobs * BLOB];
     let start = Instant::now();
     let mut stream = TcpStream::connect(address)?;
-    for group in memory.chunks_mut(BLOB * Digest::SIDE_BY_SIDE) {
+    for group in memory.chunks_mut(BLOB * Digest::side_by_side(BLOB as u64)) {
         stream.read_exact(group)?;
         let blobs: Vec<&[u8]> = group.chunks(BLOB).collect();
         std::hint::black_box(Digest::of_each(Algorithm::Sha256, &blobs));

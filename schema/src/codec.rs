@@ -2,14 +2,13 @@
 //!
 //! Numbers are stable. `docs/formats.md` lists them.
 
-mod bitmaps;
 mod compression;
 mod huffman;
 mod set;
 mod tensor;
 
-pub use bitmaps::Kernel;
 pub use compression::{BlobEncoder, Compression};
+pub use pfr_kernels::bitmaps::Kernel;
 pub use set::{CODECS_HEADER, Codecs};
 pub use tensor::Encoder as TensorEncoder;
 

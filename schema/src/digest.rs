@@ -5,6 +5,7 @@ mod prefix;
 pub use prefix::DigestPrefix;
 
 use crate::error::FormatError;
+use pfr_kernels::sha256;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use sha2::Digest as _;
 use std::str::FromStr;
@@ -87,8 +88,7 @@ impl Digest {
     /// hasher. A request computes tens of thousands of prefix keys, each from the one before.
     #[must_use]
     pub(crate) fn sha256_of_96(message: &[u8; 96]) -> Self {
-        // The initial state: FIPS 180-4, 5.3.3.
-        let mut state: [u32; 8] = [0x6a09_e667, 0xbb67_ae85, 0x3c6e_f372, 0xa54f_f53a, 0x510e_527f, 0x9b05_688c, 0x1f83_d9ab, 0x5be0_cd19];
+        let mut state = sha256::INITIAL;
         let mut blocks = [[0; 64]; 2];
         let padded = blocks.as_flattened_mut();
         padded[..96].copy_from_slice(message);
@@ -102,17 +102,16 @@ impl Digest {
         Self { algorithm: Algorithm::Sha256, bytes }
     }
 
-    /// Hashes each of `blobs`. SHA-256 takes half the time if the blobs are of one length, and at
-    /// least [`Self::SIDE_BY_SIDE`] many: rounds of one blob fill the pauses of another's.
+    /// Hashes each of `blobs`. SHA-256 takes half the time if they are of one length and as many as
+    /// [`Self::side_by_side`] says.
     #[must_use]
     pub fn of_each(algorithm: Algorithm, blobs: &[&[u8]]) -> Vec<Self> {
-        // For fewer, and for the rest of a mixed group, the other implementation is faster.
-        let alike = blobs.len() >= Self::SIDE_BY_SIDE && blobs.iter().all(|blob| blob.len() == blobs[0].len());
+        let alike = blobs.iter().all(|blob| blob.len() == blobs[0].len());
         if algorithm != Algorithm::Sha256 || !alike {
             return blobs.iter().map(|blob| Self::of(algorithm, blob)).collect();
         }
         let mut digests = vec![[0; 32]; blobs.len()];
-        tape_sha256::hash_many(blobs, &mut digests);
+        sha256::of_each(blobs, &mut digests);
         let digest = |found: &[u8; 32]| {
             let mut bytes = [0; 64];
             bytes[..32].copy_from_slice(found);
@@ -121,8 +120,17 @@ impl Digest {
         digests.iter().map(digest).collect()
     }
 
-    /// Blobs that are hashed at a time.
-    pub const SIDE_BY_SIDE: usize = 4;
+    /// How many blobs of `len` bytes are best hashed at a time on this processor: at least one, and
+    /// so few that they fit into [`Self::SIDE_BY_SIDE_MAX`] bytes, if they are not longer than a
+    /// quarter of it.
+    #[must_use]
+    pub fn side_by_side(len: u64) -> usize {
+        let lanes = sha256::lanes();
+        if len.saturating_mul(lanes as u64) <= Self::SIDE_BY_SIDE_MAX { lanes } else { lanes.min(4) }
+    }
+
+    /// Bytes that are hashed at a time, for which memory is worth its while.
+    pub const SIDE_BY_SIDE_MAX: u64 = 4 << 20;
 
     /// A digest from its raw bytes.
     ///

@@ -9,9 +9,10 @@ mod resp;
 use super::{Contender, Found, Programs, free_port, install};
 use crate::Result;
 use crate::meter::{Meter, Reported, Step};
-use crate::pack::{Piece, Promise, Source, verify};
+use crate::pack::{PAGE, Piece, Promise, Source, verify};
 use crate::usage::{self, Server};
 use crate::workload::{Blob, Workload};
+use pfr_schema::Digest;
 use std::io::{BufReader, Write as _};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
@@ -21,7 +22,7 @@ use std::time::Duration;
 
 /// Connections, each with a thread of its own here.
 const CONNECTIONS: usize = 4;
-/// Commands that are sent before an answer is read.
+/// Commands that are sent before an answer is read, if no more blobs are hashed side by side.
 const DEPTH: usize = 8;
 /// Longest wait for the server.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -122,7 +123,7 @@ impl Connection {
 
 /// Hands groups of blobs to as many threads as there are connections.
 fn each(port: u16, blobs: &[Blob], work: impl Fn(&mut Connection, &[Blob]) -> Result<()> + Sync) -> Result<()> {
-    let groups: Vec<&[Blob]> = blobs.chunks(DEPTH).collect();
+    let groups: Vec<&[Blob]> = blobs.chunks(DEPTH.max(Digest::side_by_side(PAGE))).collect();
     let next = AtomicUsize::new(0);
     std::thread::scope(|scope| {
         let thread = || -> Result<()> {

@@ -3,7 +3,7 @@
 use super::Form;
 use super::wire::{GET, PUSH, READ_AHEAD, number, prepare, receive_list, send};
 use crate::Result;
-use crate::pack::{BUFFER, Groups, Piece, Promise, split};
+use crate::pack::{Groups, Piece, Promise, buffer, split};
 use crate::workload::Snapshot;
 use std::fs::File;
 use std::io::{BufReader, Read as _, Write as _};
@@ -20,7 +20,7 @@ pub fn push(to: SocketAddr, snapshot: &Path, connections: usize) -> Result<()> {
     let next = AtomicUsize::new(0);
     each(connections, || {
         let mut stream = connect(to)?;
-        let mut groups = Groups::new(BUFFER, false);
+        let mut groups = Groups::new(buffer(), false);
         stream.write_all(&[PUSH])?;
         let mut sent = 0;
         while let Some(run) = runs.get(next.fetch_add(1, Ordering::Relaxed)) {
@@ -46,7 +46,7 @@ pub fn pull(from: SocketAddr, into: &Path, form: Form, direct: bool, connections
     each(connections, || {
         let stream = connect(from)?;
         let (mut to, mut from) = (&stream, BufReader::with_capacity(READ_AHEAD, &stream));
-        let mut groups = Groups::new(BUFFER, true);
+        let mut groups = Groups::new(buffer(), true);
         loop {
             let pack = next.fetch_add(1, Ordering::Relaxed);
             let [a, b, c, d] = pack.to_le_bytes();

@@ -2,7 +2,7 @@
 
 use super::wire::{GET, PUSH, READ_AHEAD, number, prepare, receive_list, send};
 use crate::Result;
-use crate::pack::{BUFFER, Groups, Piece};
+use crate::pack::{Groups, Piece, buffer};
 use std::fs::File;
 use std::io::{BufReader, ErrorKind, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
@@ -41,7 +41,7 @@ impl Server<'_> {
         prepare(stream)?;
         let mut from = BufReader::with_capacity(READ_AHEAD, stream);
         let mut to = stream;
-        let mut sending = Groups::new(BUFFER, false);
+        let mut sending = Groups::new(buffer(), false);
         loop {
             let mut request = [0];
             match from.read_exact(&mut request) {
@@ -65,7 +65,7 @@ impl Server<'_> {
 
     /// Stores batches until an empty one. Returns how many blobs are on disk.
     fn store(&self, connection: usize, from: &mut impl std::io::Read) -> Result<u32> {
-        let mut groups = Groups::new(BUFFER, true);
+        let mut groups = Groups::new(buffer(), true);
         let (mut stored, mut packs) = (0, Vec::new());
         loop {
             let list = receive_list(from)?;

@@ -134,9 +134,9 @@ fn hash_in_order(memory: &impl Bytewise, algorithm: Algorithm, pages: &[Page]) -
     let mut left = pages;
     while let Some(first) = left.first() {
         let bytes = first.bytes();
-        let together = left.get(..Digest::SIDE_BY_SIDE).filter(|pages| pages.iter().all(|page| page.bytes() == bytes));
-        match together {
-            Some(pages) if (1..=BESIDE).contains(&bytes) => {
+        let together = left.iter().take(Digest::side_by_side(bytes)).take_while(|page| page.bytes() == bytes).count();
+        match &left[..together] {
+            pages if pages.len() > 1 && (1..=BESIDE).contains(&bytes) => {
                 buffer.resize(buffer.len().max(pages.len() * bytes as usize), 0);
                 for (page, into) in pages.iter().zip(buffer.chunks_exact_mut(bytes as usize)) {
                     load_page(memory, page, into)?;

@@ -11,10 +11,10 @@
 //! So the decoder needs no more memory than a block, runs of zeros cost four bytes, and the blocks
 //! may follow the layers of a page.
 
-use super::bitmaps::{self, Kernel};
 use super::{Codec, huffman};
 use crate::error::FormatError;
 use huffman::Width;
+use pfr_kernels::bitmaps::{self, Kernel};
 
 const HEADER: usize = 4;
 /// Bytes of a coded block before what follows its lengths.

@@ -16,9 +16,9 @@ const BATCH: u64 = 1 << 20;
 /// Payload bytes of a batch that is not extended for the sake of a whole group.
 const MOST: u64 = 12 << 20;
 /// Memory for frames that share it, as they came or decoded.
-pub(super) static SHARED: Pool = Pool::new(2 << 20, 28);
+pub(super) static SHARED: Pool = Pool::new(2 << 20, 20);
 /// Memory for one frame that does not fit there, or for one group of decoded ones.
-pub(super) static LARGE: Pool = Pool::new(WHOLE_MAX as usize, 6);
+pub(super) static LARGE: Pool = Pool::new(WHOLE_MAX as usize, 10);
 /// Bytes that are reserved at once for a blob that fits into neither: its length may be false.
 const RESERVED: usize = 64 << 20;
 
@@ -97,7 +97,7 @@ impl Batch {
         self.bytes += header.stored_len + 256;
         self.inside.push(Inside { header, position, range: from..memory.len(), checksum });
         let frames = self.wholes.len() + self.inside.len();
-        is_large(&header) || self.bytes >= MOST || (self.bytes >= BATCH && frames.is_multiple_of(Digest::SIDE_BY_SIDE))
+        is_large(&header) || self.bytes >= MOST || (self.bytes >= BATCH && frames.is_multiple_of(Digest::side_by_side(header.raw_len)))
     }
 
     /// Adds a frame that is complete in memory of its own.

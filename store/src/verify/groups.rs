@@ -4,7 +4,7 @@
 //! Encoded frames are decoded behind one another into memory that is used again. Only a digest that
 //! both implementations of SHA-256 find wrong refuses a frame.
 
-use super::batch::{LARGE, SHARED, freeze, memory};
+use super::batch::{SHARED, freeze, memory};
 use super::{Sink, Whole};
 use crate::error::{Error, Result};
 use pfr_schema::codec::{self, Codec};
@@ -13,8 +13,8 @@ use pfr_schema::{Algorithm, Digest};
 use pfr_service::buffers::Buffer;
 use std::ops::Range;
 
-/// Small frames in a group: processors with AVX-512 hash as many at a time.
-const SMALL: usize = 4 * Digest::SIDE_BY_SIDE;
+/// Frames in a group that are so small that all of them fit into memory that frames share.
+const SMALL: usize = 16;
 
 /// The frames up to the first that is wrong, and what is wrong with it.
 pub(super) type Outcome = (Vec<Whole>, Option<Error>);
@@ -51,14 +51,16 @@ struct Opening<'a> {
 }
 
 impl Opening<'_> {
-    /// How many of the next frames are hashed together.
+    /// How many of the next frames are hashed together: none, or more than one.
     fn group(&self) -> usize {
         let left = &self.frames[self.right..];
         let Some(first) = left.first() else { return 0 };
         let small = first.header.raw_len.saturating_mul(SMALL as u64) <= SHARED.size() as u64;
-        let most = if small { SMALL } else { Digest::SIDE_BY_SIDE };
-        let alike = left.iter().take(most).take_while(|whole| is_lane(whole, first)).count();
-        alike - alike % Digest::SIDE_BY_SIDE
+        let most = if small { SMALL } else { Digest::side_by_side(first.header.raw_len) };
+        match left.iter().take(most).take_while(|whole| is_lane(whole, first)).count() {
+            1 => 0,
+            alike => alike,
+        }
     }
 
     /// Whether all frames of a group are right. If one is not, a look at each says why.
@@ -138,7 +140,7 @@ impl Opening<'_> {
 /// Whether a frame can be hashed beside another.
 fn is_lane(whole: &Whole, first: &Whole) -> bool {
     let Header { codec, digest, raw_len, .. } = whole.header;
-    let fits = codec == Codec::Raw || raw_len <= (LARGE.size() / Digest::SIDE_BY_SIDE) as u64;
+    let fits = codec == Codec::Raw || raw_len <= Digest::SIDE_BY_SIDE_MAX / 4;
     digest.algorithm() == Algorithm::Sha256 && raw_len == first.header.raw_len && fits && whole.payload.len() == 1
 }
 

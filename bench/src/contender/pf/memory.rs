@@ -5,7 +5,7 @@
 use crate::Result;
 use crate::contender::http;
 use crate::meter::Reported;
-use crate::pack::BUFFER;
+use crate::pack::buffer;
 use crate::workload::Blob;
 use pfr_client::{Flight, Passage, Remote, RemoteOptions, Way, look_up};
 use pfr_schema::{Algorithm, Digest, Reference};
@@ -30,7 +30,7 @@ impl Host {
     pub fn open(dir: &Path) -> Result<Self> {
         let runtime = http::runtime()?;
         let store = runtime.block_on(Store::open(dir, Options::default()))?;
-        Ok(Self { store, flight: Flight::new(IN_FLIGHT), memory: vec![0; BUFFER], runtime })
+        Ok(Self { store, flight: Flight::new(IN_FLIGHT), memory: vec![0; buffer()], runtime })
     }
 
     /// Reads `blobs`, those of the snapshot `reference` in the registry at `url`, in their order.
