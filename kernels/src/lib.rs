@@ -5,4 +5,5 @@
 //! found out at run time, and all of them give the same bytes.
 
 pub mod bitmaps;
+pub mod planes;
 pub mod sha256;

@@ -14,7 +14,7 @@ mod vectors;
 use std::sync::OnceLock;
 
 /// Bytes that SHA-256 takes in at a time.
-const BLOCK: usize = 64;
+pub const BLOCK: usize = 64;
 
 /// The round constants: FIPS 180-4, 4.2.2.
 #[rustfmt::skip]
@@ -112,25 +112,21 @@ impl Kernel {
         }
     }
 
-    /// Hashes each of `messages`, all of one length, as many at a time as there are lanes.
-    ///
-    /// # Panics
-    /// If there are not as many digests as messages, or if the messages are not of one length.
-    pub fn hash(self, messages: &[&[u8]], digests: &mut [[u8; 32]]) {
-        assert_eq!(messages.len(), digests.len(), "a digest for each message");
-        assert!(messages.iter().all(|message| message.len() == messages[0].len()), "messages of one length");
-        for (messages, digests) in messages.chunks(self.lanes()).zip(digests.chunks_mut(self.lanes())) {
+    /// Takes whole blocks of messages into their states, as many messages at a time as there are
+    /// lanes.
+    fn blocks(self, states: &mut [[u32; 8]], parts: &[&[u8]]) {
+        for (states, parts) in states.chunks_mut(self.lanes()).zip(parts.chunks(self.lanes())) {
             match self.0 {
                 // SAFETY: `detect` found the instructions of each.
                 #[cfg(target_arch = "x86_64")]
-                Isa::Avx512 => drive(|states, parts| unsafe { vectors::avx512::blocks(states, parts) }, messages, digests),
+                Isa::Avx512 => in_lanes(|states, parts| unsafe { vectors::avx512::blocks(states, parts) }, states, parts),
                 #[cfg(target_arch = "x86_64")]
-                Isa::Avx2 => drive(|states, parts| unsafe { vectors::avx2::blocks(states, parts) }, messages, digests),
+                Isa::Avx2 => in_lanes(|states, parts| unsafe { vectors::avx2::blocks(states, parts) }, states, parts),
                 #[cfg(target_arch = "x86_64")]
-                Isa::ShaNi => drive::<4>(|states, parts| unsafe { sha_ni::blocks(states, parts) }, messages, digests),
+                Isa::ShaNi => in_lanes::<4>(|states, parts| unsafe { sha_ni::blocks(states, parts) }, states, parts),
                 #[cfg(target_arch = "aarch64")]
-                Isa::Neon => drive::<4>(|states, parts| unsafe { neon::blocks(states, parts) }, messages, digests),
-                Isa::One => drive(one, messages, digests),
+                Isa::Neon => in_lanes::<4>(|states, parts| unsafe { neon::blocks(states, parts) }, states, parts),
+                Isa::One => one(&mut states[0], parts[0]),
             }
         }
     }
@@ -175,50 +171,120 @@ pub fn lanes() -> usize {
     Kernel::available()[0].lanes()
 }
 
-/// SHA-256 of each of `messages`, with the kernels that take the least time for as many.
+/// Messages of one length that are hashed side by side.
+#[derive(Clone, Debug)]
+pub struct Hasher {
+    /// Which kernel hashes how many of the messages that come next.
+    plan: Vec<(Kernel, usize)>,
+    states: Vec<[u32; 8]>,
+    /// Bytes of each message so far.
+    len: u64,
+}
+
+impl Hasher {
+    /// So many messages, with the kernels that take the least time for as many.
+    #[must_use]
+    pub fn new(messages: usize) -> Self {
+        let (mut plan, mut left) = (Vec::new(), messages);
+        for kernel in Kernel::available() {
+            // All full lanes, and the rest if it is worth it.
+            let full = left - left % kernel.lanes();
+            let now = if left - full >= kernel.worth() { left } else { full };
+            if now > 0 {
+                plan.push((*kernel, now));
+            }
+            left -= now;
+        }
+        Self { plan, states: vec![INITIAL; messages], len: 0 }
+    }
+
+    /// So many messages, with one of the kernels.
+    #[must_use]
+    pub fn with_kernel(kernel: Kernel, messages: usize) -> Self {
+        Self { plan: vec![(kernel, messages)], states: vec![INITIAL; messages], len: 0 }
+    }
+
+    /// The next bytes of each message: equally many, and whole blocks of [`BLOCK`] bytes.
+    ///
+    /// # Panics
+    /// If they are not, or if there are not as many as messages.
+    pub fn update(&mut self, parts: &[&[u8]]) {
+        let len = self.len_of(parts);
+        assert!(len.is_multiple_of(BLOCK), "whole blocks");
+        self.len += len as u64;
+        let (mut states, mut parts) = (&mut self.states[..], parts);
+        for (kernel, count) in &self.plan {
+            let (these, others) = states.split_at_mut(*count);
+            kernel.blocks(these, &parts[..*count]);
+            (states, parts) = (others, &parts[*count..]);
+        }
+    }
+
+    /// The last bytes of each message, equally many. Returns their digests, in their order.
+    ///
+    /// # Panics
+    /// If they are not, or if there are not as many as messages.
+    #[must_use]
+    pub fn finish(mut self, ends: &[&[u8]]) -> Vec<[u8; 32]> {
+        let whole = self.len_of(ends) / BLOCK * BLOCK;
+        self.update(&ends.iter().map(|end| &end[..whole]).collect::<Vec<_>>());
+        // The rest, a bit, zeros, and the number of bits: one block or two.
+        let rests = ends.iter().map(|end| &end[whole..]);
+        let padded: Vec<[u8; 2 * BLOCK]> = rests.map(|rest| pad(rest, self.len)).collect();
+        let used = padded_len(ends.first().map_or(0, |end| end.len() - whole));
+        self.update(&padded.iter().map(|padded| &padded[..used]).collect::<Vec<_>>());
+        let digest = |state: &[u32; 8]| {
+            let mut digest = [0; 32];
+            digest.as_chunks_mut::<4>().0.iter_mut().zip(state).for_each(|(four, word)| *four = word.to_be_bytes());
+            digest
+        };
+        self.states.iter().map(digest).collect()
+    }
+
+    /// The length that all of `parts` have.
+    fn len_of(&self, parts: &[&[u8]]) -> usize {
+        assert_eq!(parts.len(), self.states.len(), "a part of each message");
+        let len = parts.first().map_or(0, |part| part.len());
+        assert!(parts.iter().all(|part| part.len() == len), "parts of one length");
+        len
+    }
+}
+
+/// SHA-256 of each of `messages`.
 ///
 /// # Panics
-/// As [`Kernel::hash`].
-pub fn of_each(messages: &[&[u8]], digests: &mut [[u8; 32]]) {
-    assert_eq!(messages.len(), digests.len(), "a digest for each message");
-    let (mut messages, mut digests) = (messages, digests);
-    while !messages.is_empty() {
-        let fits = |kernel: &&Kernel| messages.len() >= kernel.worth();
-        let kernel = *Kernel::available().iter().find(fits).unwrap_or(&Kernel::ONE);
-        let now = messages.len().min(kernel.lanes());
-        let (these, others) = digests.split_at_mut(now);
-        kernel.hash(&messages[..now], these);
-        (messages, digests) = (&messages[now..], others);
-    }
+/// If they are not of one length.
+#[must_use]
+pub fn of_each(messages: &[&[u8]]) -> Vec<[u8; 32]> {
+    Hasher::new(messages.len()).finish(messages)
+}
+
+/// Bytes of the blocks in which a message of so many bytes more than whole blocks ends.
+const fn padded_len(rest: usize) -> usize {
+    if rest < BLOCK - 8 { BLOCK } else { 2 * BLOCK }
+}
+
+/// The end of a message: `rest`, before which `whole` bytes came.
+fn pad(rest: &[u8], whole: u64) -> [u8; 2 * BLOCK] {
+    let (mut padded, used) = ([0; 2 * BLOCK], padded_len(rest.len()));
+    padded[..rest.len()].copy_from_slice(rest);
+    padded[rest.len()] = 0x80;
+    padded[used - 8..used].copy_from_slice(&(8 * (whole + rest.len() as u64)).to_be_bytes());
+    padded
 }
 
 /// Takes whole blocks of one message into its state.
-fn one(states: &mut States<1>, parts: &[&[u8]; 1]) {
-    let mut state = states.map(|[word]| word);
-    sha2::block_api::compress256(&mut state, parts[0].as_chunks().0);
-    *states = state.map(|word| [word]);
+fn one(state: &mut [u32; 8], part: &[u8]) {
+    sha2::block_api::compress256(state, part.as_chunks().0);
 }
 
-/// Hashes messages of one length. Lanes without a message hash the last one again.
-fn drive<const N: usize>(blocks: impl Fn(&mut States<N>, &[&[u8]; N]), messages: &[&[u8]], digests: &mut [[u8; 32]]) {
-    let message: [&[u8]; N] = std::array::from_fn(|lane| messages[lane.min(messages.len() - 1)]);
-    let len = message[0].len();
-    let whole = len - len % BLOCK;
-    let mut states = INITIAL.map(|word| [word; N]);
-    blocks(&mut states, &message.map(|message| &message[..whole]));
-    // The rest, a bit, zeros, and the number of bits: one block or two.
-    let mut ends = [[0; 2 * BLOCK]; N];
-    let padded = if len - whole < BLOCK - 8 { BLOCK } else { 2 * BLOCK };
-    for (end, message) in ends.iter_mut().zip(message) {
-        end[..len - whole].copy_from_slice(&message[whole..]);
-        end[len - whole] = 0x80;
-        end[padded - 8..padded].copy_from_slice(&(8 * len as u64).to_be_bytes());
-    }
-    blocks(&mut states, &ends.each_ref().map(|end| &end[..padded]));
-    for (lane, digest) in digests.iter_mut().enumerate() {
-        for (four, word) in digest.as_chunks_mut::<4>().0.iter_mut().zip(&states) {
-            *four = word[lane].to_be_bytes();
-        }
+/// Gives a kernel up to `N` messages. Lanes without a message work on the last one again.
+fn in_lanes<const N: usize>(blocks: impl Fn(&mut States<N>, &[&[u8]; N]), states: &mut [[u32; 8]], parts: &[&[u8]]) {
+    let of = |lane: usize| lane.min(parts.len() - 1);
+    let mut words: States<N> = std::array::from_fn(|word| std::array::from_fn(|lane| states[of(lane)][word]));
+    blocks(&mut words, &std::array::from_fn(|lane| parts[of(lane)]));
+    for (lane, state) in states.iter_mut().enumerate() {
+        *state = words.map(|word| word[lane]);
     }
 }
 
@@ -232,11 +298,12 @@ mod tests {
         (0..count).map(|message| (0..len).map(|at| byte(message, at)).collect()).collect()
     }
 
-    fn digests(messages: &[Vec<u8>], hash: impl Fn(&[&[u8]], &mut [[u8; 32]])) -> Vec<[u8; 32]> {
-        let messages: Vec<&[u8]> = messages.iter().map(Vec::as_slice).collect();
-        let mut digests = vec![[0xA5; 32]; messages.len()];
-        hash(&messages, &mut digests);
-        digests
+    fn with(kernel: Kernel, messages: &[Vec<u8>]) -> Vec<[u8; 32]> {
+        Hasher::with_kernel(kernel, messages.len()).finish(&slices(messages))
+    }
+
+    fn slices(messages: &[Vec<u8>]) -> Vec<&[u8]> {
+        messages.iter().map(Vec::as_slice).collect()
     }
 
     fn reference(messages: &[Vec<u8>]) -> Vec<[u8; 32]> {
@@ -257,7 +324,7 @@ mod tests {
         for (message, hex) in examples {
             for kernel in Kernel::available() {
                 for count in 1..=kernel.lanes() {
-                    for digest in digests(&vec![message.to_vec(); count], |messages, digests| kernel.hash(messages, digests)) {
+                    for digest in with(*kernel, &vec![message.to_vec(); count]) {
                         let found: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
                         assert_eq!(found, hex, "{} of {count}", kernel.name());
                     }
@@ -272,10 +339,9 @@ mod tests {
             for count in [0, 1, 2, 3, 4, 5, 8, 15, 16, 17, 33] {
                 let messages = messages(count, len);
                 let expected = reference(&messages);
-                assert_eq!(digests(&messages, of_each), expected, "{count} of {len} bytes");
+                assert_eq!(of_each(&slices(&messages)), expected, "{count} of {len} bytes");
                 for kernel in Kernel::available() {
-                    let found = digests(&messages, |messages, digests| kernel.hash(messages, digests));
-                    assert_eq!(found, expected, "{}: {count} of {len} bytes", kernel.name());
+                    assert_eq!(with(*kernel, &messages), expected, "{}: {count} of {len} bytes", kernel.name());
                 }
             }
         }
@@ -288,10 +354,35 @@ mod tests {
             let lanes = kernel.lanes();
             let at: Vec<Vec<u8>> = (0..lanes).map(|lane| bytes[17 * lane + 1..][..777].to_vec()).collect();
             let overlapping: Vec<&[u8]> = (0..lanes).map(|lane| &bytes[17 * lane + 1..][..777]).collect();
-            let mut found = vec![[0; 32]; lanes];
-            kernel.hash(&overlapping, &mut found);
+            let found = Hasher::with_kernel(*kernel, lanes).finish(&overlapping);
             assert_eq!(found, reference(&at), "{}", kernel.name());
         }
+    }
+
+    #[test]
+    fn messages_in_pieces_are_hashed_alike() {
+        for (count, len) in [(1, 1000), (3, 777), (16, 4096), (21, 5000)] {
+            let messages = messages(count, len);
+            for step in [64, 128, 640] {
+                let (mut hasher, mut at) = (Hasher::new(count), 0);
+                while at + step <= len {
+                    hasher.update(&messages.iter().map(|message| &message[at..at + step]).collect::<Vec<_>>());
+                    at += step;
+                }
+                let found = hasher.finish(&messages.iter().map(|message| &message[at..]).collect::<Vec<_>>());
+                assert_eq!(found, reference(&messages), "{count} of {len} bytes by {step}");
+            }
+        }
+    }
+
+    #[test]
+    fn each_message_has_a_kernel() {
+        for count in 0..100 {
+            let plan = Hasher::new(count).plan;
+            assert_eq!(plan.iter().map(|(_, count)| count).sum::<usize>(), count, "{plan:?}");
+        }
+        // Few messages do not take the time of many.
+        assert!(Hasher::new(2).plan.iter().all(|(kernel, _)| *kernel == Kernel::ONE));
     }
 
     #[test]
@@ -303,14 +394,20 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "messages of one length")]
+    #[should_panic(expected = "parts of one length")]
     fn messages_of_other_lengths_are_refused() {
-        Kernel::ONE.hash(&[b"one", b"four"], &mut [[0; 32]; 2]);
+        let _ = of_each(&[b"one", b"four"]);
     }
 
     #[test]
-    #[should_panic(expected = "a digest for each message")]
-    fn a_digest_too_few_is_refused() {
-        of_each(&[b"one", b"two"], &mut [[0; 32]]);
+    #[should_panic(expected = "a part of each message")]
+    fn a_part_too_few_is_refused() {
+        Hasher::new(2).update(&[&[0; 64]]);
+    }
+
+    #[test]
+    #[should_panic(expected = "whole blocks")]
+    fn part_of_a_block_is_refused() {
+        Hasher::new(1).update(&[&[0; 63]]);
     }
 }

@@ -60,6 +60,41 @@ impl fmt::Display for Algorithm {
     }
 }
 
+/// SHA-256 of blobs of one length, side by side, that come in pieces.
+#[derive(Clone, Debug)]
+pub struct SideBySide(sha256::Hasher);
+
+impl SideBySide {
+    /// So many blobs.
+    #[must_use]
+    pub fn new(blobs: usize) -> Self {
+        Self(sha256::Hasher::new(blobs))
+    }
+
+    /// How many of `len` bytes [`Self::update`] takes: it needs whole blocks of SHA-256.
+    #[must_use]
+    pub const fn whole_blocks(len: usize) -> usize {
+        len - len % sha256::BLOCK
+    }
+
+    /// The next bytes of each blob.
+    ///
+    /// # Panics
+    /// If they are not as many of each, and [`Self::whole_blocks`].
+    pub fn update(&mut self, parts: &[&[u8]]) {
+        self.0.update(parts);
+    }
+
+    /// The digest of each blob, given its last bytes.
+    ///
+    /// # Panics
+    /// If they are not as many of each.
+    #[must_use]
+    pub fn finish(self, ends: &[&[u8]]) -> Vec<Digest> {
+        self.0.finish(ends).into_iter().map(Digest::of_sha256).collect()
+    }
+}
+
 /// The digest of a blob's raw bytes: `<algorithm>:<lower-case hex>`.
 ///
 /// Ordered by algorithm, then bytes; 65 bytes, no allocation.
@@ -110,14 +145,14 @@ impl Digest {
         if algorithm != Algorithm::Sha256 || !alike {
             return blobs.iter().map(|blob| Self::of(algorithm, blob)).collect();
         }
-        let mut digests = vec![[0; 32]; blobs.len()];
-        sha256::of_each(blobs, &mut digests);
-        let digest = |found: &[u8; 32]| {
-            let mut bytes = [0; 64];
-            bytes[..32].copy_from_slice(found);
-            Self { algorithm, bytes }
-        };
-        digests.iter().map(digest).collect()
+        sha256::of_each(blobs).into_iter().map(Self::of_sha256).collect()
+    }
+
+    /// The SHA-256 digest that was found.
+    fn of_sha256(found: [u8; 32]) -> Self {
+        let mut bytes = [0; 64];
+        bytes[..32].copy_from_slice(&found);
+        Self { algorithm: Algorithm::Sha256, bytes }
     }
 
     /// How many blobs of `len` bytes are best hashed at a time on this processor: at least one, and

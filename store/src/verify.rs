@@ -8,6 +8,7 @@
 
 mod batch;
 mod groups;
+mod lanes;
 mod opened;
 
 pub use opened::{Opened, opened_frames};

@@ -1,13 +1,12 @@
 //! Blocks of codecs 3 to 5: exponents in a zstd frame that has Huffman codes and no matches, the
 //! other bits as they are.
 //!
-//! In two-byte types the exponent is the high byte of a word that is rotated left by one bit, as in
-//! codec 2. (Of `f16` that byte also has the three highest bits of the mantissa.) In one-byte types
-//! it is the upper half of a byte that is rotated likewise, and two of them make a byte.
+//! [`planes`](pfr_kernels::planes) says which bits these are.
 //!
 //! Exponents hardly repeat in longer sequences, so a search for matches costs time and finds
 //! nothing.
 
+use pfr_kernels::planes::{self, Width};
 use std::io;
 use zstd::bulk::{Compressor, Decompressor};
 use zstd::zstd_safe::{CParameter, ParamSwitch, find_frame_compressed_size};
@@ -17,43 +16,6 @@ pub const HEAD: usize = 3;
 /// zstd steps so far ahead in its search that it never begins.
 const LEVEL: i32 = -131_072;
 const MAGIC: [u8; 4] = 0xFD2F_B528_u32.to_le_bytes();
-
-/// Bytes of an element.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Width {
-    One,
-    Two,
-}
-
-impl Width {
-    fn split(self, raw: &[u8], exponents: &mut [u8], rest: &mut [u8]) {
-        let pairs = raw.as_chunks::<2>().0.iter().zip(exponents).zip(rest);
-        match self {
-            Self::One => pairs.for_each(|((pair, exponents), rest)| {
-                let [a, b] = pair.map(|byte| byte.rotate_left(1));
-                *exponents = a >> 4 | b & 0xF0;
-                *rest = a & 0x0F | b << 4;
-            }),
-            Self::Two => pairs.for_each(|((pair, exponents), rest)| {
-                let word = u16::from_le_bytes(*pair).rotate_left(1);
-                *exponents = (word >> 8) as u8;
-                *rest = word as u8;
-            }),
-        }
-    }
-
-    fn join(self, exponents: &[u8], rest: &[u8], raw: &mut [u8]) {
-        let pairs = raw.as_chunks_mut::<2>().0.iter_mut().zip(exponents).zip(rest);
-        match self {
-            Self::One => pairs.for_each(|((pair, exponents), rest)| {
-                *pair = [exponents << 4 | rest & 0x0F, exponents & 0xF0 | rest >> 4].map(|byte| byte.rotate_right(1));
-            }),
-            Self::Two => pairs.for_each(|((pair, exponents), rest)| {
-                *pair = u16::from_le_bytes([*rest, *exponents]).rotate_right(1).to_le_bytes();
-            }),
-        }
-    }
-}
 
 /// Encodes blocks.
 pub struct Encoder {
@@ -78,7 +40,7 @@ impl Encoder {
         let exponents = &mut self.exponents[..pairs];
         let (head, out) = out.split_at_mut(HEAD);
         let (rest, out) = out.split_at_mut(pairs);
-        self.width.split(raw, exponents, rest);
+        planes::split(self.width, raw, exponents, rest);
         // A frame that would not be smaller does not fit.
         let room = out.get_mut(..pairs.saturating_sub(HEAD + 1))?;
         let frame = self.zstd.compress_to_buffer(exponents, room).ok()?;
@@ -121,7 +83,7 @@ impl Decoder {
         if decoded != exponents.len() {
             return Err(format!("the frame decodes to {decoded} bytes, expected {}", exponents.len()));
         }
-        self.width.join(exponents, rest, raw);
+        planes::join(self.width, exponents, rest, raw);
         Ok(())
     }
 }

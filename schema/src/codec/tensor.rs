@@ -13,8 +13,8 @@
 
 use super::{Codec, huffman};
 use crate::error::FormatError;
-use huffman::Width;
 use pfr_kernels::bitmaps::{self, Kernel};
+use pfr_kernels::planes::{Width, is_zero};
 
 const HEADER: usize = 4;
 /// Bytes of a coded block before what follows its lengths.
@@ -190,13 +190,6 @@ fn put_raw(out: &mut [u8], raw: &[u8]) -> usize {
     put_header(out, raw.len(), RAW);
     out[HEADER..HEADER + raw.len()].copy_from_slice(raw);
     HEADER + raw.len()
-}
-
-fn is_zero(bytes: &[u8]) -> bool {
-    let (words, rest) = bytes.as_chunks::<8>();
-    words.first().is_none_or(|first| *first == [0; 8])
-        && words.iter().fold(0, |all, word| all | u64::from_le_bytes(*word)) == 0
-        && rest.iter().all(|byte| *byte == 0)
 }
 
 /// Zero bytes in whole steps: what an encoder leaves out, or a little more.
