@@ -18,7 +18,9 @@ const MOST: u64 = 12 << 20;
 /// Memory for frames that share it, as they came or decoded.
 pub(super) static SHARED: Pool = Pool::new(2 << 20, 20);
 /// Memory for one frame that does not fit there, or for one group of decoded ones.
-pub(super) static LARGE: Pool = Pool::new(WHOLE_MAX as usize, 10);
+static LARGE: Pool = Pool::new(WHOLE_MAX as usize, 6);
+/// Memory for one decoded page: of at least half this size.
+pub(super) static PAGE: Pool = Pool::new(256 << 10, 64);
 /// Bytes that are reserved at once for a blob that fits into neither: its length may be false.
 const RESERVED: usize = 64 << 20;
 

@@ -4,9 +4,10 @@
 //! If somebody wants the raw bytes, encoded frames are decoded behind one another into memory that
 //! is used again. Only a digest that both implementations of SHA-256 find wrong refuses a frame.
 
-use super::batch::{SHARED, freeze, memory};
+use super::batch::{PAGE, SHARED, freeze, memory};
 use super::{Sink, Whole, lanes};
 use crate::error::{Error, Result};
+use bytes::Bytes;
 use pfr_schema::codec::{self, Codec};
 use pfr_schema::frame::Header;
 use pfr_schema::{Algorithm, Digest};
@@ -22,8 +23,7 @@ pub(super) type Outcome = (Vec<Whole>, Option<Error>);
 /// Verifies frames. With `keep`, each that is right has its raw bytes. A sink gets these too; a
 /// frame that it refuses is wrong.
 pub(super) fn verify(frames: Vec<Whole>, keep: bool, sink: Option<&Sink>) -> Outcome {
-    let (memory, lanes) = (memory(0), lanes::Memory::default());
-    let mut opening = Opening { frames, right: 0, keep, sink, memory, inside: Vec::new(), lanes };
+    let mut opening = Opening { frames, right: 0, keep, sink, memory: memory(0), inside: Vec::new(), lanes: Vec::new() };
     let mut fault = None;
     while fault.is_none() && opening.right < opening.frames.len() {
         let group = opening.group();
@@ -49,7 +49,8 @@ struct Opening<'a> {
     memory: Buffer,
     /// Frames whose raw bytes lie in `memory`, by their number.
     inside: Vec<(usize, Range<usize>)>,
-    lanes: lanes::Memory,
+    /// Memory of frames whose raw bytes nobody wants.
+    lanes: Vec<Vec<u8>>,
 }
 
 impl Opening<'_> {
@@ -72,9 +73,18 @@ impl Opening<'_> {
     fn are_right(&mut self, group: usize) -> Result<bool> {
         let range = self.right..self.right + group;
         if !self.keep && self.sink.is_none() {
-            let are_right = lanes::are_right(&self.frames[range], &mut self.lanes);
+            self.lanes.resize_with(self.lanes.len().max(group), Vec::new);
+            let are_right = lanes::are_right(&self.frames[range], self.lanes.iter_mut(), false);
             self.right += if are_right { group } else { 0 };
             return Ok(are_right);
+        }
+        if (PAGE.size() as u64 / 2..=PAGE.size() as u64).contains(&self.frames[self.right].header.raw_len) {
+            let mut pages: Vec<Buffer> = (0..group).map(|_| PAGE.take()).collect();
+            if !lanes::are_right(&self.frames[range], pages.iter_mut().map(|page| &mut **page), true) {
+                return Ok(false);
+            }
+            pages.into_iter().try_for_each(|page| self.pass_page(page))?;
+            return Ok(true);
         }
         let encoded = self.frames[range.clone()].iter().filter(|whole| whole.header.codec != Codec::Raw);
         let needed: u64 = encoded.map(|whole| whole.header.raw_len).sum();
@@ -108,17 +118,22 @@ impl Opening<'_> {
     /// The next frame is right. If it is encoded, its raw bytes lie at `place`.
     fn pass(&mut self, place: Range<usize>) -> Result<()> {
         let whole = &mut self.frames[self.right];
-        if let Some(sink) = self.sink {
-            match whole.header.codec {
-                Codec::Raw => sink(&whole.header, &whole.raw()?)?,
-                _ => sink(&whole.header, &self.memory[place.clone()])?,
-            }
-        }
+        hand_on(whole, &self.memory[place.clone()], self.sink)?;
         if self.keep && whole.header.codec == Codec::Raw {
-            // A reader's frames lie in one piece, but for those without a byte.
-            whole.raw = Some(whole.payload.first().cloned().unwrap_or_default());
+            whole.raw = Some(only_piece(whole));
         } else if self.keep {
             self.inside.push((self.right, place));
+        }
+        self.right += 1;
+        Ok(())
+    }
+
+    /// The next frame is right. If it is encoded, its raw bytes are all that is in `page`.
+    fn pass_page(&mut self, page: Buffer) -> Result<()> {
+        let whole = &mut self.frames[self.right];
+        hand_on(whole, &page, self.sink)?;
+        if self.keep {
+            whole.raw = Some(if whole.header.codec == Codec::Raw { only_piece(whole) } else { freeze(page) });
         }
         self.right += 1;
         Ok(())
@@ -142,6 +157,20 @@ impl Opening<'_> {
             self.frames[number].raw = Some(bytes.slice(place));
         }
     }
+}
+
+/// Gives a frame that is right to the sink. `decoded` are its raw bytes if it is encoded.
+fn hand_on(whole: &Whole, decoded: &[u8], sink: Option<&Sink>) -> Result<()> {
+    let Some(sink) = sink else { return Ok(()) };
+    match whole.header.codec {
+        Codec::Raw => sink(&whole.header, &whole.raw()?),
+        _ => sink(&whole.header, decoded),
+    }
+}
+
+/// The payload of a reader's frame: it lies in one piece, but for one without a byte.
+fn only_piece(whole: &Whole) -> Bytes {
+    whole.payload.first().cloned().unwrap_or_default()
 }
 
 /// Whether a frame can be hashed beside another.
