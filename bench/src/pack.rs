@@ -183,18 +183,16 @@ impl Groups {
 }
 
 /// How many of `blobs` come next: as many as fit, and then a multiple of those that are hashed side
-/// by side. 0 if the first does not fit.
+/// by side, or of four. 0 if the first does not fit.
 fn group(blobs: &[Promise], room: usize) -> usize {
-    let lanes = blobs.first().map_or(1, |blob| Digest::side_by_side(blob.len as u64));
     let mut bytes = 0;
     let fitting = blobs.iter().take_while(|blob| {
         bytes += blob.len;
         bytes <= room
     });
-    match fitting.count() {
-        few if few < lanes => few,
-        many => many - many % lanes,
-    }
+    let fitting = fitting.count();
+    let lanes = blobs.first().map_or(1, |blob| Digest::side_by_side(blob.len as u64));
+    [lanes, 4].into_iter().find(|lanes| fitting >= *lanes).map_or(fitting, |lanes| fitting - fitting % lanes)
 }
 
 /// Compares `bytes`, which are `blobs` one after the other, with their digests.
@@ -287,6 +285,8 @@ mod tests {
         for (blobs, room, expected) in [(9, 550, 4), (9, 899, 8), (9, 1000, 8), (3, 1000, 3), (9, 350, 3), (9, 99, 0), (0, 99, 0)] {
             assert_eq!(group(&equal(blobs), room), expected, "{blobs} blobs, {room} bytes");
         }
+        let lanes = Digest::side_by_side(100);
+        assert_eq!(group(&equal(100), 100 * (3 * lanes + 1)), 3 * lanes, "three times as many as are hashed side by side");
     }
 
     #[test]
