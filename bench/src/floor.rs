@@ -1,5 +1,5 @@
 //! The floor: what the machine can do with the same bytes. One program, no network, no metadata:
-//! every byte is read once from the page cache, hashed once with SHA-256, four blobs side by side,
+//! every byte is read once from the page cache, hashed once with SHA-256, blobs side by side,
 //! compared, and written into 64 MiB files that are on disk when it returns.
 //!
 //! Each thread reads blobs into its buffer, hashes them while they are in the cache of its core,

@@ -1,7 +1,7 @@
 //! The limit: the smallest pair of programs that moves the same bytes over a socket as a push or a
 //! pull.
 //!
-//! One program reads and sends. The other receives, hashes four blobs side by side, compares the
+//! One program reads and sends. The other receives, hashes blobs side by side, compares the
 //! digests, and writes 64 MiB files (past the page cache on disk), each with one fsync. There are
 //! no metadata, no checksums and no HTTP. So the difference between `pf` and the limit is the price
 //! of everything else that `pf` does.

@@ -1,14 +1,14 @@
 //! Frames of one length that are decoded and hashed side by side, a few blocks of each at a time.
 //!
-//! So what is decoded is hashed in the nearest cache of the core. Whole pages of all lanes would
-//! not fit there. If nobody wants the raw bytes, they are written to no memory behind it either.
+//! So what is decoded is hashed while it is in the core's own cache. Whole pages of all lanes would
+//! not fit there. If nobody wants the raw bytes, they do not leave it.
 
 use super::Whole;
 use pfr_schema::codec::{Codec, Decoder};
 use pfr_schema::digest::SideBySide;
 
 /// Raw bytes of each lane that are decoded, and then hashed, at a time. A lane may have a block of
-/// its codec more.
+/// its codec more, and one of zstd is decoded at once.
 const STEP: usize = 16 << 10;
 
 /// Whether each frame of a group is right. All are of one raw length, and have their payload in one
@@ -21,6 +21,9 @@ pub(super) fn are_right<'a>(group: &'a [Whole], memory: impl Iterator<Item = &'a
 }
 
 fn hash(group: &[Whole], mut lanes: Vec<Lane<'_>>) -> Option<()> {
+    if lanes.len() != group.len() {
+        return None;
+    }
     let mut hasher = SideBySide::new(lanes.len());
     loop {
         lanes.iter_mut().try_for_each(Lane::decode)?;
@@ -112,8 +115,14 @@ impl<'a> Lane<'a> {
     /// So many raw bytes are hashed.
     fn pass(&mut self, bytes: usize) {
         match &self.decoder {
-            Some(_) if self.keep => self.hashed += bytes,
-            Some(_) => drop(self.decoded.drain(..bytes)),
+            Some(_) => {
+                self.hashed += bytes;
+                // Not each time: another lane may be slow, and much may lie behind.
+                if !self.keep && 2 * self.hashed >= self.decoded.len() {
+                    self.decoded.drain(..self.hashed);
+                    self.hashed = 0;
+                }
+            }
             None => self.take(bytes),
         }
     }
