@@ -1,4 +1,4 @@
-//! Exponents apart from the other bits, for codecs 3 to 5.
+//! Exponents apart from the other bits, for codecs 3 to 5, and zeros.
 //!
 //! In two-byte types the exponent is the high byte of a word that is rotated left by one bit, as in
 //! [`bitmaps`](crate::bitmaps). (Of `f16` that byte also has the three highest bits of the
@@ -46,10 +46,10 @@ pub fn join(width: Width, exponents: &[u8], rest: &[u8], raw: &mut [u8]) {
 }
 
 /// Whether all bytes are zero.
+#[inline]
 #[must_use]
 pub fn is_zero(bytes: &[u8]) -> bool {
     let (words, rest) = bytes.as_chunks::<8>();
-    // Most blocks of real pages begin with something else.
     words.first().is_none_or(|first| *first == [0; 8])
         && words.iter().fold(0, |all, word| all | u64::from_le_bytes(*word)) == 0
         && rest.iter().all(|byte| *byte == 0)

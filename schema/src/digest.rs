@@ -164,7 +164,7 @@ impl Digest {
         if len.saturating_mul(lanes as u64) <= Self::SIDE_BY_SIDE_MAX { lanes } else { lanes.min(4) }
     }
 
-    /// Bytes that are hashed at a time, for which memory is worth its while.
+    /// Most bytes of blobs that are hashed together.
     pub const SIDE_BY_SIDE_MAX: u64 = 4 << 20;
 
     /// A digest from its raw bytes.

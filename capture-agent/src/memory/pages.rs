@@ -134,7 +134,8 @@ fn hash_in_order(memory: &impl Bytewise, algorithm: Algorithm, pages: &[Page]) -
     let mut left = pages;
     while let Some(first) = left.first() {
         let bytes = first.bytes();
-        let together = left.iter().take(Digest::side_by_side(bytes)).take_while(|page| page.bytes() == bytes).count();
+        let most = if algorithm == Algorithm::Sha256 { Digest::side_by_side(bytes) } else { 1 };
+        let together = left.iter().take(most).take_while(|page| page.bytes() == bytes).count();
         match &left[..together] {
             pages if pages.len() > 1 && (1..=BESIDE).contains(&bytes) => {
                 buffer.resize(buffer.len().max(pages.len() * bytes as usize), 0);

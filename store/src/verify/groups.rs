@@ -1,8 +1,9 @@
 //! Hashing of frames that are complete, on a thread of its own: in groups of one length where there
 //! are such.
 //!
-//! If somebody wants the raw bytes, encoded frames are decoded behind one another into memory that
-//! is used again. Only a digest that both implementations of SHA-256 find wrong refuses a frame.
+//! For a reader or a sink, encoded frames are decoded into memory that is used again: behind one
+//! another, and a page of 128 to 256 KiB into a buffer of its own. A group that is not right is
+//! looked at again, frame by frame, with `sha2`: only that refuses a frame.
 
 use super::batch::{PAGE, SHARED, freeze, memory};
 use super::{Sink, Whole, lanes};
@@ -23,7 +24,7 @@ pub(super) type Outcome = (Vec<Whole>, Option<Error>);
 /// Verifies frames. With `keep`, each that is right has its raw bytes. A sink gets these too; a
 /// frame that it refuses is wrong.
 pub(super) fn verify(frames: Vec<Whole>, keep: bool, sink: Option<&Sink>) -> Outcome {
-    let mut opening = Opening { frames, right: 0, keep, sink, memory: memory(0), inside: Vec::new(), lanes: Vec::new() };
+    let mut opening = Opening { frames, right: 0, keep, sink, memory: memory(0), inside: Vec::new(), scratch: Vec::new() };
     let mut fault = None;
     while fault.is_none() && opening.right < opening.frames.len() {
         let group = opening.group();
@@ -49,8 +50,8 @@ struct Opening<'a> {
     memory: Buffer,
     /// Frames whose raw bytes lie in `memory`, by their number.
     inside: Vec<(usize, Range<usize>)>,
-    /// Memory of frames whose raw bytes nobody wants.
-    lanes: Vec<Vec<u8>>,
+    /// Decoded bytes on their way to the hash function, where they are not kept.
+    scratch: Vec<Vec<u8>>,
 }
 
 impl Opening<'_> {
@@ -73,13 +74,15 @@ impl Opening<'_> {
     fn are_right(&mut self, group: usize) -> Result<bool> {
         let range = self.right..self.right + group;
         if !self.keep && self.sink.is_none() {
-            self.lanes.resize_with(self.lanes.len().max(group), Vec::new);
-            let are_right = lanes::are_right(&self.frames[range], self.lanes.iter_mut(), false);
+            self.scratch.resize_with(self.scratch.len().max(group), Vec::new);
+            let are_right = lanes::are_right(&self.frames[range], self.scratch.iter_mut(), false);
             self.right += if are_right { group } else { 0 };
             return Ok(are_right);
         }
         if (PAGE.size() as u64 / 2..=PAGE.size() as u64).contains(&self.frames[self.right].header.raw_len) {
-            let mut pages: Vec<Buffer> = (0..group).map(|_| PAGE.take()).collect();
+            let raw = |whole: &Whole| whole.header.codec == Codec::Raw;
+            let page = |whole: &Whole| if raw(whole) { PAGE.hold(Vec::new()) } else { PAGE.take() };
+            let mut pages: Vec<Buffer> = self.frames[range.clone()].iter().map(page).collect();
             if !lanes::are_right(&self.frames[range], pages.iter_mut().map(|page| &mut **page), true) {
                 return Ok(false);
             }

@@ -1,14 +1,15 @@
 //! Frames of one length that are decoded and hashed side by side, a few blocks of each at a time.
 //!
 //! So what is decoded is hashed while it is in the core's own cache. Whole pages of all lanes would
-//! not fit there. If nobody wants the raw bytes, they do not leave it.
+//! not fit there. Where raw bytes are not kept, the next ones are written over them.
 
 use super::Whole;
-use pfr_schema::codec::{Codec, Decoder};
+use pfr_schema::codec::{Codec, Decoder, decode_into};
 use pfr_schema::digest::SideBySide;
+use pfr_schema::frame::Header;
 
 /// Raw bytes of each lane that are decoded, and then hashed, at a time. A lane may have a block of
-/// its codec more, and one of zstd is decoded at once.
+/// its codec more.
 const STEP: usize = 16 << 10;
 
 /// Whether each frame of a group is right. All are of one raw length, and have their payload in one
@@ -54,6 +55,7 @@ struct Lane<'a> {
     /// Payload that was not decoded yet; of a raw one, not hashed.
     stored: &'a [u8],
     checksum: u32,
+    is_raw: bool,
     decoder: Option<Decoder>,
     /// Nothing more will be decoded.
     ended: bool,
@@ -67,12 +69,19 @@ struct Lane<'a> {
 impl<'a> Lane<'a> {
     fn new(whole: &'a Whole, decoded: &'a mut Vec<u8>, keep: bool) -> Option<Self> {
         let [stored] = &whole.payload[..] else { return None };
-        let decoder = match whole.header.codec {
-            Codec::Raw => None,
-            codec => Some(Decoder::new(codec, whole.header.raw_len).ok()?),
-        };
+        let Header { codec, raw_len, .. } = whole.header;
         decoded.clear();
-        Some(Self { whole, stored, checksum: 0, decoder, ended: false, decoded, keep, hashed: 0 })
+        let decoder = match codec {
+            Codec::Raw => None,
+            // At once: a decoder may take megabytes, and there is to be one of them at a time.
+            Codec::Zstd => {
+                decode_into(codec, stored, raw_len, decoded).ok()?;
+                None
+            }
+            codec => Some(Decoder::new(codec, raw_len).ok()?),
+        };
+        let ended = codec == Codec::Zstd;
+        Some(Self { whole, stored, checksum: 0, is_raw: codec == Codec::Raw, decoder, ended, decoded, keep, hashed: 0 })
     }
 
     /// Decodes until [`STEP`] bytes are ready, or all that are left.
@@ -101,29 +110,24 @@ impl<'a> Lane<'a> {
 
     /// The next raw bytes.
     fn ready(&self) -> &[u8] {
-        match &self.decoder {
-            Some(_) => &self.decoded[self.hashed..],
-            None => &self.stored[..self.stored.len().min(STEP)],
-        }
+        if self.is_raw { &self.stored[..self.stored.len().min(STEP)] } else { &self.decoded[self.hashed..] }
     }
 
     /// Whether all raw bytes that are left are ready.
     fn is_at_end(&self) -> bool {
-        self.ended || (self.decoder.is_none() && self.stored.len() <= STEP)
+        self.ended || (self.is_raw && self.stored.len() <= STEP)
     }
 
     /// So many raw bytes are hashed.
     fn pass(&mut self, bytes: usize) {
-        match &self.decoder {
-            Some(_) => {
-                self.hashed += bytes;
-                // Not each time: another lane may be slow, and much may lie behind.
-                if !self.keep && 2 * self.hashed >= self.decoded.len() {
-                    self.decoded.drain(..self.hashed);
-                    self.hashed = 0;
-                }
-            }
-            None => self.take(bytes),
+        if self.is_raw {
+            return self.take(bytes);
+        }
+        self.hashed += bytes;
+        // Not each time: another lane may be slow, and much may lie behind.
+        if !self.keep && 2 * self.hashed >= self.decoded.len() {
+            self.decoded.drain(..self.hashed);
+            self.hashed = 0;
         }
     }
 
@@ -142,7 +146,6 @@ mod tests {
     use super::*;
     use bytes::Bytes;
     use pfr_schema::codec::{encode_document, encode_tensor};
-    use pfr_schema::frame::Header;
     use pfr_schema::{Digest, Kind};
     use proptest::prelude::*;
 

@@ -5,7 +5,6 @@
 use crate::Result;
 use crate::contender::http;
 use crate::meter::Reported;
-use crate::pack::buffer;
 use crate::workload::Blob;
 use pfr_client::{Flight, Passage, Remote, RemoteOptions, Way, look_up};
 use pfr_schema::{Algorithm, Digest, Reference};
@@ -15,6 +14,9 @@ use tokio::runtime::Runtime;
 
 /// Bytes in flight: the default of an agent's `restore-bytes`.
 const IN_FLIGHT: u64 = 256 << 20;
+
+/// Bytes of the memory that is used again.
+const MEMORY: usize = 1 << 20;
 
 /// A host with an empty store, which stays empty.
 pub struct Host {
@@ -30,7 +32,7 @@ impl Host {
     pub fn open(dir: &Path) -> Result<Self> {
         let runtime = http::runtime()?;
         let store = runtime.block_on(Store::open(dir, Options::default()))?;
-        Ok(Self { store, flight: Flight::new(IN_FLIGHT), memory: vec![0; buffer()], runtime })
+        Ok(Self { store, flight: Flight::new(IN_FLIGHT), memory: vec![0; MEMORY], runtime })
     }
 
     /// Reads `blobs`, those of the snapshot `reference` in the registry at `url`, in their order.
