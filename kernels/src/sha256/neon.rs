@@ -23,8 +23,8 @@ pub(super) fn blocks<const N: usize>(states: &mut States<N>, parts: &[&[u8]; N])
         // The last sixteen words of the message schedule, four to a register.
         let mut w = [[vdupq_n_u32(0); N]; 4];
         for four in 0..16 {
-            // SAFETY: there are 4 × 16 constants, 4 × 16 bytes in a block, and `count` blocks in each
-            // part.
+            // SAFETY: there are 4 × 16 constants, 4 × 16 bytes in a block, and `count` blocks in
+            // each part.
             let k = unsafe { vld1q_u32(K.as_ptr().add(4 * four)) };
             for lane in 0..N {
                 let [w0, w1, w2, w3] = [0, 1, 2, 3].map(|back| w[(four + back) % 4][lane]);

@@ -25,8 +25,8 @@ pub(super) fn blocks<const N: usize>(states: &mut States<N>, parts: &[&[u8]; N])
         // The last sixteen words of the message schedule, four to a register.
         let mut w = [[_mm_setzero_si128(); N]; 4];
         for four in 0..16 {
-            // SAFETY: there are 4 × 16 constants, 4 × 16 bytes in a block, and `count` blocks in each
-            // part.
+            // SAFETY: there are 4 × 16 constants, 4 × 16 bytes in a block, and `count` blocks in
+            // each part.
             let k = unsafe { _mm_loadu_si128(K.as_ptr().add(4 * four).cast()) };
             for lane in 0..N {
                 let [w0, w1, w2, w3] = [0, 1, 2, 3].map(|back| w[(four + back) % 4][lane]);
