@@ -15,7 +15,8 @@ mod restic;
 mod seaweedfs;
 
 use crate::Result;
-use crate::meter::Meter;
+use crate::meter::{Meter, Step};
+use crate::pack::Lanes;
 use crate::workload::Workload;
 use std::path::{Path, PathBuf};
 
@@ -60,10 +61,11 @@ pub struct Entry {
 }
 
 /// All contenders, in the order of the tables.
-pub const ALL: [Entry; 15] = [
+pub const ALL: [Entry; 16] = [
     Entry { name: "write-only", find: floor::write_only },
     Entry { name: "floor", find: floor::floor },
-    Entry { name: "limit", find: limit::find },
+    Entry { name: "limit", find: limit::four },
+    Entry { name: "limit-as-pf", find: limit::as_pf },
     Entry { name: "pf-off", find: pf::off },
     Entry { name: "pf-encrypted", find: pf::encrypted },
     Entry { name: "pf-hot", find: pf::hot },
@@ -91,6 +93,12 @@ pub fn sibling(name: &str) -> Result<PathBuf> {
 /// The program that an argument names, or that lies beside this one.
 pub fn program(given: Option<&Path>, name: &str) -> Result<PathBuf> {
     given.map_or_else(|| sibling(name), |path| Ok(path.to_owned()))
+}
+
+/// How a cache is read into memory: each step, and how blobs are hashed, if they are.
+fn reads() -> impl Iterator<Item = (Step, Option<Lanes>)> {
+    let as_pf = Lanes::differ().then_some((Step::GetVerifiedAsPf, Some(Lanes::AsPf)));
+    [(Step::Get, None), (Step::GetVerified, Some(Lanes::Four))].into_iter().chain(as_pf)
 }
 
 /// A free port on loopback.

@@ -1,14 +1,14 @@
 //! The limit: the smallest pair of programs that moves the same bytes over a socket as a push or a
 //! pull.
 //!
-//! One program reads and sends. The other receives, hashes blobs side by side, compares the
-//! digests, and writes 64 MiB files (past the page cache on disk), each with one fsync. There are
+//! One program reads and sends. The other receives, hashes four blobs side by side, or as many as
+//! `pf` ([`Lanes`]), compares the digests, and writes 64 MiB files (past the page cache on disk), each with one fsync. There are
 //! no metadata, no checksums and no HTTP. So the difference between `pf` and the limit is the price
 //! of everything else that `pf` does.
 //!
 //! ```text
-//! push   client: files ─▶ socket ─▶ server: hash × 4 ─▶ packs, fsync ─▶ count
-//! pull   server: packs ─▶ socket ─▶ client: hash × 4 ─▶ packs, files or nothing
+//! push   client: files ─▶ socket ─▶ server: hash ─▶ packs, fsync ─▶ count
+//! pull   server: packs ─▶ socket ─▶ client: hash ─▶ packs, files or nothing
 //! ```
 //!
 //! Both programs are `pf-bench` itself: `pf-bench limit` and `pf-bench run` start them as
@@ -20,6 +20,7 @@ mod server;
 mod wire;
 
 use crate::Result;
+use crate::pack::Lanes;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -40,6 +41,9 @@ enum Side {
         /// Write past the page cache
         #[arg(long)]
         direct: bool,
+        /// How many blobs are hashed side by side
+        #[arg(long)]
+        lanes: Lanes,
     },
     /// Send the blobs of a snapshot directory
     Push {
@@ -67,6 +71,9 @@ enum Side {
         /// Write past the page cache
         #[arg(long)]
         direct: bool,
+        /// How many blobs are hashed side by side
+        #[arg(long)]
+        lanes: Lanes,
         /// Number of connections
         #[arg(long)]
         connections: usize,
@@ -95,11 +102,23 @@ impl Form {
     }
 }
 
+/// How bytes are received.
+#[derive(Clone, Copy)]
+struct Packing {
+    /// They are written past the page cache.
+    direct: bool,
+    /// How many blobs are hashed side by side.
+    lanes: Lanes,
+}
+
 /// Runs one side. The server runs until it is killed.
 pub fn run(args: &Args) -> Result<()> {
     match &args.side {
-        Side::Serve { dir, direct } => server::run(dir, *direct),
+        Side::Serve { dir, direct, lanes } => server::run(dir, Packing { direct: *direct, lanes: *lanes }),
         Side::Push { to, snapshot, connections } => client::push(*to, snapshot, *connections),
-        Side::Pull { from, into, form, direct, connections } => client::pull(*from, into, *form, *direct, *connections),
+        Side::Pull { from, into, form, direct, lanes, connections } => {
+            let packing = Packing { direct: *direct, lanes: *lanes };
+            client::pull(*from, into, *form, packing, *connections)
+        }
     }
 }

@@ -23,13 +23,16 @@ pub enum Step {
     PullDir,
     /// Read it into memory that is used again.
     Get,
-    /// The same, and compare each blob with its digest.
+    /// The same, and compare each blob with its digest; a peer's blobs are hashed four at a time.
     GetVerified,
+    /// The same, and as many are hashed at a time as `pf` does, if that is more than four.
+    GetVerifiedAsPf,
 }
 
 impl Step {
     /// All steps, in the order of the tables.
-    pub const ALL: [Self; 7] = [Self::Push, Self::PullStore, Self::PullDir, Self::Get, Self::GetVerified, Self::PushFork, Self::Repush];
+    pub const ALL: [Self; 8] =
+        [Self::Push, Self::PullStore, Self::PullDir, Self::Get, Self::GetVerified, Self::GetVerifiedAsPf, Self::PushFork, Self::Repush];
 
     /// Whether it moves every byte of the workload.
     pub fn moves_everything(self) -> bool {
@@ -46,6 +49,7 @@ impl Step {
             Self::PullDir => "pull into a directory",
             Self::Get => "get into memory",
             Self::GetVerified => "get into memory, verified",
+            Self::GetVerifiedAsPf => "the same, hashed as by pf",
         }
     }
 }

@@ -1,5 +1,5 @@
 //! What the floor and the limit have in common: blobs come into one buffer, several at a time, are
-//! hashed while the cache of the core still has them, four side by side, and leave it from there.
+//! hashed while the cache of the core still has them, several side by side, and leave it from there.
 
 use crate::Result;
 use crate::workload::Blob;
@@ -13,16 +13,54 @@ use std::path::{Path, PathBuf};
 
 /// Bytes of an output file.
 pub const FILE: usize = 64 << 20;
-/// Bytes of a buffer: 1 MiB, with which `pf-bench floor` most often was the fastest, or 4 MiB where
-/// more blobs are hashed side by side than fit.
-pub fn buffer() -> usize {
-    if Digest::side_by_side(PAGE) > 4 { 4 << 20 } else { 1 << 20 }
-}
-
 /// Bytes of a page of the workload, each of K and V.
-pub const PAGE: u64 = 180_224;
+const PAGE: u64 = 180_224;
 /// Direct writes start and end at multiples of this.
 const ALIGN: usize = 4096;
+
+/// How many blobs are hashed side by side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Lanes {
+    /// At most four: the measure of the goals, on every processor.
+    Four,
+    /// As many as `pf` hashes at a time on this processor.
+    AsPf,
+}
+
+impl Lanes {
+    /// Whether [`Self::AsPf`] is more than [`Self::Four`] here.
+    pub fn differ() -> bool {
+        Self::AsPf.most() > Self::Four.most()
+    }
+
+    /// Most blobs of the workload that are hashed side by side.
+    pub fn most(self) -> usize {
+        self.of(PAGE)
+    }
+
+    /// Bytes of a buffer: 1 MiB, with which `pf-bench floor` most often was the fastest, or 4 MiB
+    /// where more blobs are hashed side by side than fit.
+    pub fn buffer(self) -> usize {
+        if self.most() > 4 { 4 << 20 } else { 1 << 20 }
+    }
+
+    /// The value of the option `--lanes`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Four => "four",
+            Self::AsPf => "as-pf",
+        }
+    }
+
+    /// How many of `len` bytes.
+    fn of(self, len: u64) -> usize {
+        let all = Digest::side_by_side(len);
+        match self {
+            Self::Four => all.min(4),
+            Self::AsPf => all,
+        }
+    }
+}
 
 /// The digest and the length that a blob must have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,7 +144,7 @@ impl Source {
 /// A buffer that is used again and again, for as many blobs at a time as fit.
 pub struct Groups {
     buffer: Buffer,
-    hash: bool,
+    hash: Option<Lanes>,
 }
 
 /// Brings the blobs of a range into a buffer of their length.
@@ -126,7 +164,7 @@ pub struct Filled<'a> {
 
 impl Groups {
     /// A buffer of `len` bytes; `hash`: blobs are compared with their digests.
-    pub fn new(len: usize, hash: bool) -> Self {
+    pub fn new(len: usize, hash: Option<Lanes>) -> Self {
         Self { buffer: Buffer::new(len.next_multiple_of(ALIGN)), hash }
     }
 
@@ -139,7 +177,7 @@ impl Groups {
     pub fn each(&mut self, blobs: &[Promise], fill: &mut Fill<'_>, done: &mut Done<'_>) -> Result<()> {
         let mut start = 0;
         while start < blobs.len() {
-            let count = group(&blobs[start..], self.buffer.len);
+            let count = group(&blobs[start..], self.buffer.len, self.hash);
             let range = start..start + count;
             let len = blobs[range.clone()].iter().map(|blob| blob.len).sum();
             if count == 0 {
@@ -147,8 +185,8 @@ impl Groups {
             }
             fill(range.clone(), self.buffer.bytes_mut(len)?)?;
             let padded = self.buffer.bytes(len.next_multiple_of(ALIGN))?;
-            if self.hash {
-                verify(&blobs[range.clone()], &padded[..len])?;
+            if let Some(lanes) = self.hash {
+                verify(&blobs[range.clone()], &padded[..len], lanes)?;
             }
             done(&Filled { blobs: range, bytes: &padded[..len], padded })?;
             start += count;
@@ -184,14 +222,14 @@ impl Groups {
 
 /// How many of `blobs` come next: as many as fit, and then a multiple of those that are hashed side
 /// by side, or of four. 0 if the first does not fit.
-fn group(blobs: &[Promise], room: usize) -> usize {
+fn group(blobs: &[Promise], room: usize, hash: Option<Lanes>) -> usize {
     let mut bytes = 0;
     let fitting = blobs.iter().take_while(|blob| {
         bytes += blob.len;
         bytes <= room
     });
     let fitting = fitting.count();
-    let lanes = blobs.first().map_or(1, |blob| Digest::side_by_side(blob.len as u64));
+    let lanes = blobs.first().zip(hash).map_or(1, |(blob, hash)| hash.of(blob.len as u64));
     [lanes.max(4), 4].into_iter().find(|lanes| fitting >= *lanes).map_or(fitting, |lanes| fitting - fitting % lanes)
 }
 
@@ -199,8 +237,8 @@ fn group(blobs: &[Promise], room: usize) -> usize {
 ///
 /// # Errors
 /// The first digest that is wrong.
-pub fn verify(blobs: &[Promise], mut bytes: &[u8]) -> Result<()> {
-    let lanes = blobs.first().map_or(1, |blob| Digest::side_by_side(blob.len as u64));
+pub fn verify(blobs: &[Promise], mut bytes: &[u8], lanes: Lanes) -> Result<()> {
+    let lanes = blobs.first().map_or(1, |blob| lanes.of(blob.len as u64));
     for together in blobs.chunks(lanes) {
         let mut parts = Vec::with_capacity(together.len());
         for blob in together {
@@ -256,7 +294,7 @@ mod tests {
         let blobs: Vec<Vec<u8>> = lens.iter().zip(0..).map(|(len, n)| pfr_testkit::snapshot::bytes(n, *len)).collect();
         let promised = promises(&blobs);
         for direct in [false, true] {
-            let mut groups = Groups::new(50_000, true);
+            let mut groups = Groups::new(50_000, Some(Lanes::AsPf));
             let path = dir.path().join(format!("{direct}"));
             let packed = groups.pack(&path, &promised, direct, &mut |range, place| {
                 place.copy_from_slice(&blobs[range].concat());
@@ -270,12 +308,12 @@ mod tests {
             let mut read = vec![0; lens.iter().sum()];
             Source::default().read(&packed, &mut read).unwrap();
             assert_eq!(read, blobs.concat());
-            verify(&promised, &read).unwrap();
+            verify(&promised, &read, Lanes::Four).unwrap();
             let last = read.len() - 1;
             read[last] ^= 1;
             let digest = hex::encode(promised[8].digest);
-            assert!(verify(&promised, &read).unwrap_err().to_string().contains(&digest));
-            assert!(verify(&promised, &read[1..]).is_err());
+            assert!(verify(&promised, &read, Lanes::Four).unwrap_err().to_string().contains(&digest));
+            assert!(verify(&promised, &read[1..], Lanes::AsPf).is_err());
         }
     }
 
@@ -283,16 +321,18 @@ mod tests {
     fn groups_are_multiples_of_four_where_four_fit() {
         let equal = |count: usize| vec![Promise { digest: [0; 32], len: 100 }; count];
         for (blobs, room, expected) in [(9, 550, 4), (9, 899, 8), (9, 1000, 8), (3, 1000, 3), (9, 350, 3), (9, 99, 0), (0, 99, 0)] {
-            assert_eq!(group(&equal(blobs), room), expected, "{blobs} blobs, {room} bytes");
+            assert_eq!(group(&equal(blobs), room, Some(Lanes::Four)), expected, "{blobs} blobs, {room} bytes");
         }
         let lanes = Digest::side_by_side(100).max(4);
-        assert_eq!(group(&equal(100), 100 * (3 * lanes + 1)), 3 * lanes, "three times as many as are hashed side by side");
+        let found = group(&equal(100), 100 * (3 * lanes + 1), Some(Lanes::AsPf));
+        assert_eq!(found, 3 * lanes, "three times as many as are hashed side by side");
+        assert_eq!(group(&equal(100), 799, Some(Lanes::Four)), 4);
     }
 
     #[test]
     fn a_blob_larger_than_the_buffer_is_an_error() {
         let promised = promises(&[vec![0; 5000]]);
-        let error = Groups::new(4096, true).each(&promised, &mut |_, _| Ok(()), &mut |_| Ok(())).unwrap_err();
+        let error = Groups::new(4096, Some(Lanes::Four)).each(&promised, &mut |_, _| Ok(()), &mut |_| Ok(())).unwrap_err();
         assert_eq!(error.to_string(), "a blob is larger than the buffer");
     }
 }

@@ -6,6 +6,7 @@ use crate::contender::{self, ALL, Contender, Entry, Programs, program, sibling};
 use crate::goals;
 use crate::machine::{cores, describe, file_system};
 use crate::meter::Meter;
+use crate::pack::Lanes;
 use crate::report::{Report, table};
 use crate::workload::{Workload, empty_dir};
 use clap::builder::PossibleValuesParser;
@@ -88,12 +89,17 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Measures the limit beside the floor.
+/// The floor, and the limits that there are here.
+fn limits() -> Vec<String> {
+    let names = ["write-only", "floor", "limit", "limit-as-pf"];
+    names.into_iter().filter(|name| *name != "limit-as-pf" || Lanes::differ()).map(str::to_owned).collect()
+}
+
+/// Measures the limits beside the floor.
 pub fn limit(common: &Common) -> Result<()> {
     let none = PathBuf::new;
     let programs = Programs { pf: none(), pf_registry: none(), python: none(), connections: common.connections() };
-    let only = ["write-only", "floor", "limit"].map(str::to_owned);
-    println!("{}", table::render(&measure(common, &programs, &only)?));
+    println!("{}", table::render(&measure(common, &programs, &limits())?));
     Ok(())
 }
 

@@ -4,6 +4,7 @@ use super::{Contender, Found, Programs};
 use crate::Result;
 use crate::limit::Form;
 use crate::meter::{Meter, Reported, Step};
+use crate::pack::Lanes;
 use crate::usage::{Server, run};
 use crate::workload::{Workload, empty_dir, warm_dir};
 use std::io::{BufRead as _, BufReader};
@@ -13,18 +14,31 @@ use std::process::{Command, Stdio};
 struct Limit {
     program: PathBuf,
     connections: usize,
+    lanes: Lanes,
 }
 
-/// The limit.
-pub fn find(programs: &Programs) -> Found {
+/// The limit of the goals: it hashes four blobs side by side.
+pub fn four(programs: &Programs) -> Found {
+    find(programs, Lanes::Four)
+}
+
+/// The limit that hashes as many as `pf` does here.
+pub fn as_pf(programs: &Programs) -> Found {
+    if !Lanes::differ() {
+        return Err("it is the same as the limit here: pf hashes no more than four blobs side by side".into());
+    }
+    find(programs, Lanes::AsPf)
+}
+
+fn find(programs: &Programs, lanes: Lanes) -> Found {
     let program = std::env::current_exe().map_err(|e| format!("this program cannot be started again: {e}"))?;
-    Ok(Box::new(Limit { program, connections: programs.connections }))
+    Ok(Box::new(Limit { program, connections: programs.connections, lanes }))
 }
 
 impl Limit {
     fn serve(&self, dir: &Path, direct: bool) -> Result<(Server, String)> {
         let mut command = Command::new(&self.program);
-        command.args(["limit-side", "serve", "--dir"]).arg(dir).args(direct.then_some("--direct"));
+        command.args(["limit-side", "serve", "--lanes", self.lanes.name(), "--dir"]).arg(dir).args(direct.then_some("--direct"));
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
         let stdout = child.stdout.take().ok_or("no stdout")?;
         let server = Server::new(child);
@@ -36,7 +50,7 @@ impl Limit {
 
 impl Contender for Limit {
     fn prepare(&mut self, _: &Workload, _: &Path) -> Result<Option<String>> {
-        Ok(Some(format!("{} connections", self.connections)))
+        Ok(Some(format!("{} connections, {} blobs are hashed side by side", self.connections, self.lanes.most())))
     }
 
     fn round(&mut self, workload: &Workload, dir: &Path, meter: &mut Meter<'_>) -> Result<()> {
@@ -60,7 +74,10 @@ impl Contender for Limit {
         for (pull, form) in [(Step::PullStore, Form::Packs), (Step::PullDir, Form::Files), (Step::GetVerified, Form::Memory)] {
             let into = dir.join(form.name());
             let mut command = side("pull");
-            command.args(["--from", &address, "--form", form.name(), "--into"]).arg(&into).args(direct.then_some("--direct"));
+            command
+                .args(["--from", &address, "--form", form.name(), "--lanes", self.lanes.name(), "--into"])
+                .arg(&into)
+                .args(direct.then_some("--direct"));
             step(pull, &mut command)?;
             if into.exists() {
                 empty_dir(&into)?;

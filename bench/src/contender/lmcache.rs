@@ -2,7 +2,7 @@
 //! own, with a file for each blob. It neither hashes nor syncs.
 
 use super::python::{Client, check};
-use super::{Contender, Found, Programs};
+use super::{Contender, Found, Programs, reads};
 use crate::Result;
 use crate::meter::{Meter, Reported, Step};
 use crate::workload::{Workload, dir_bytes, warm_dir};
@@ -31,7 +31,7 @@ impl Contender for LmCache {
         meter.measure(Step::Push, raw, dir, &servers, || client.put(blobs).map(|()| Reported::default()))?;
         meter.stored(dir_bytes(&data)?);
         warm_dir(&data)?;
-        meter.measure(Step::Get, raw, dir, &servers, || client.get(blobs, false).map(|()| Reported::default()))?;
-        meter.measure(Step::GetVerified, raw, dir, &servers, || client.get(blobs, true).map(|()| Reported::default()))
+        reads()
+            .try_for_each(|(step, hash)| meter.measure(step, raw, dir, &servers, || client.get(blobs, hash).map(|()| Reported::default())))
     }
 }

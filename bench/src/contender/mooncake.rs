@@ -2,7 +2,7 @@
 //! and gets batches without a copy. In memory only. It neither hashes nor keeps anything on disk.
 
 use super::python::{Client, Python, check};
-use super::{Contender, Found, Programs, free_port};
+use super::{Contender, Found, Programs, free_port, reads};
 use crate::Result;
 use crate::meter::{Meter, Reported, Step};
 use crate::usage::Server;
@@ -49,7 +49,7 @@ impl Contender for Mooncake {
         let servers = [master.pid(), owner.pid(), client.pid()];
         workload.base.warm()?;
         meter.measure(Step::Push, raw, dir, &servers, || client.put(blobs).map(|()| Reported::default()))?;
-        meter.measure(Step::Get, raw, dir, &servers, || client.get(blobs, false).map(|()| Reported::default()))?;
-        meter.measure(Step::GetVerified, raw, dir, &servers, || client.get(blobs, true).map(|()| Reported::default()))
+        reads()
+            .try_for_each(|(step, hash)| meter.measure(step, raw, dir, &servers, || client.get(blobs, hash).map(|()| Reported::default())))
     }
 }

@@ -5,7 +5,7 @@
 //! There are two pieces of memory: while Python works on one, the other is filled or verified.
 
 use crate::Result;
-use crate::pack::{Piece, Promise, Source, verify};
+use crate::pack::{Lanes, Piece, Promise, Source, verify};
 use crate::usage::{Server, tail};
 use crate::workload::Blob;
 use pfr_engine::cache::PageMemory as _;
@@ -135,8 +135,8 @@ impl Client {
         if batches.is_empty() { Ok(()) } else { self.python.answer().map(drop) }
     }
 
-    /// Gets every blob; `verified`: compares each with its digest.
-    pub fn get(&mut self, blobs: &[Blob], verified: bool) -> Result<()> {
+    /// Gets every blob; `hash`: compares each with its digest.
+    pub fn get(&mut self, blobs: &[Blob], hash: Option<Lanes>) -> Result<()> {
         let batches = batches(blobs);
         if let Some(first) = batches.first() {
             self.python.ask("get", 0, first)?;
@@ -146,9 +146,9 @@ impl Client {
             if let Some(next) = batches.get(number + 1) {
                 self.python.ask("get", (number + 1) % 2, next)?;
             }
-            if verified {
+            if let Some(lanes) = hash {
                 let promised: Vec<Promise> = batch.iter().map(Promise::of).collect();
-                verify(&promised, self.halves[number % 2].bytes())?;
+                verify(&promised, self.halves[number % 2].bytes(), lanes)?;
             }
         }
         Ok(())
@@ -216,17 +216,17 @@ serve(Dictionary([Half(path) for path in sys.argv[1:3]]))
         let all = blobs(&[100_000; 300], dir.path());
         let mut client = Client::start(Path::new("python3"), DICTIONARY, &[], dir.path(), "dictionary").unwrap();
         client.put(&all).unwrap();
-        client.get(&all, true).unwrap();
+        client.get(&all, Some(Lanes::Four)).unwrap();
         let mut other = all.clone();
         other[299].digest = [7; 32];
-        let error = client.get(&other, false).unwrap_err().to_string();
+        let error = client.get(&other, None).unwrap_err().to_string();
         assert!(error.starts_with("KeyError"), "{error}");
         // Under another name it has other bytes.
         let mut wrong = all[..1].to_vec();
         std::fs::write(&wrong[0].path, vec![1; 100_000]).unwrap();
         client.put(&wrong).unwrap();
         wrong[0].len = 100_000;
-        let error = client.get(&wrong, true).unwrap_err().to_string();
+        let error = client.get(&wrong, Some(Lanes::AsPf)).unwrap_err().to_string();
         assert!(error.contains("is not what its name says"), "{error}");
     }
 

@@ -6,13 +6,12 @@
 
 mod resp;
 
-use super::{Contender, Found, Programs, free_port, install};
+use super::{Contender, Found, Programs, free_port, install, reads};
 use crate::Result;
 use crate::meter::{Meter, Reported, Step};
-use crate::pack::{PAGE, Piece, Promise, Source, verify};
+use crate::pack::{Lanes, Piece, Promise, Source, verify};
 use crate::usage::{self, Server};
 use crate::workload::{Blob, Workload};
-use pfr_schema::Digest;
 use std::io::{BufReader, Write as _};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
@@ -53,12 +52,13 @@ impl Contender for Redis {
         let (servers, raw, blobs) = ([server.pid()], workload.base.bytes(), &workload.base.blobs);
         workload.base.warm()?;
         meter.measure(Step::Push, raw, dir, &servers, || {
-            each(port, blobs, |connection, group| connection.put(group))?;
+            each(port, blobs, DEPTH, |connection, group| connection.put(group))?;
             Ok(Reported::default())
         })?;
-        for (step, verified) in [(Step::Get, false), (Step::GetVerified, true)] {
+        for (step, hash) in reads() {
+            let depth = hash.map_or(DEPTH, |lanes| DEPTH.max(lanes.most()));
             meter.measure(step, raw, dir, &servers, || {
-                each(port, blobs, |connection, group| connection.get(group, verified))?;
+                each(port, blobs, depth, |connection, group| connection.get(group, hash))?;
                 Ok(Reported::default())
             })?;
         }
@@ -106,7 +106,7 @@ impl Connection {
         blobs.iter().try_for_each(|_| resp::read_ok(&mut self.answers))
     }
 
-    fn get(&mut self, blobs: &[Blob], verified: bool) -> Result<()> {
+    fn get(&mut self, blobs: &[Blob], hash: Option<Lanes>) -> Result<()> {
         self.stream.write_all(&blobs.iter().flat_map(|blob| resp::get(&blob.name())).collect::<Vec<u8>>())?;
         let bytes: usize = blobs.iter().map(|blob| blob.len).sum();
         self.grow(bytes);
@@ -117,13 +117,13 @@ impl Connection {
             rest = next;
         }
         let promised: Vec<Promise> = blobs.iter().map(Promise::of).collect();
-        if verified { verify(&promised, &self.buffer[..bytes]) } else { Ok(()) }
+        hash.map_or(Ok(()), |lanes| verify(&promised, &self.buffer[..bytes], lanes))
     }
 }
 
-/// Hands groups of blobs to as many threads as there are connections.
-fn each(port: u16, blobs: &[Blob], work: impl Fn(&mut Connection, &[Blob]) -> Result<()> + Sync) -> Result<()> {
-    let groups: Vec<&[Blob]> = blobs.chunks(DEPTH.max(Digest::side_by_side(PAGE))).collect();
+/// Hands groups of `depth` blobs to as many threads as there are connections.
+fn each(port: u16, blobs: &[Blob], depth: usize, work: impl Fn(&mut Connection, &[Blob]) -> Result<()> + Sync) -> Result<()> {
+    let groups: Vec<&[Blob]> = blobs.chunks(depth).collect();
     let next = AtomicUsize::new(0);
     std::thread::scope(|scope| {
         let thread = || -> Result<()> {

@@ -1,9 +1,9 @@
 //! The client of the limit.
 
-use super::Form;
 use super::wire::{GET, PUSH, READ_AHEAD, number, prepare, receive_list, send};
+use super::{Form, Packing};
 use crate::Result;
-use crate::pack::{Groups, Piece, Promise, buffer, split};
+use crate::pack::{Groups, Lanes, Piece, Promise, split};
 use crate::workload::Snapshot;
 use std::fs::File;
 use std::io::{BufReader, Read as _, Write as _};
@@ -20,7 +20,7 @@ pub fn push(to: SocketAddr, snapshot: &Path, connections: usize) -> Result<()> {
     let next = AtomicUsize::new(0);
     each(connections, || {
         let mut stream = connect(to)?;
-        let mut groups = Groups::new(buffer(), false);
+        let mut groups = Groups::new(Lanes::Four.buffer(), None);
         stream.write_all(&[PUSH])?;
         let mut sent = 0;
         while let Some(run) = runs.get(next.fetch_add(1, Ordering::Relaxed)) {
@@ -35,18 +35,18 @@ pub fn push(to: SocketAddr, snapshot: &Path, connections: usize) -> Result<()> {
 
 /// Receives and verifies everything that the server has. It is on disk when this returns, unless
 /// the form is [`Form::Memory`].
-pub fn pull(from: SocketAddr, into: &Path, form: Form, direct: bool, connections: usize) -> Result<()> {
+pub fn pull(from: SocketAddr, into: &Path, form: Form, packing: Packing, connections: usize) -> Result<()> {
     if form != Form::Memory {
         std::fs::create_dir(into)?;
     }
     if form == Form::Files {
         (0..=u8::MAX).try_for_each(|first| std::fs::create_dir(into.join(format!("{first:02x}"))))?;
     }
-    let next = AtomicU32::new(0);
+    let (next, Packing { direct, lanes }) = (AtomicU32::new(0), packing);
     each(connections, || {
         let stream = connect(from)?;
         let (mut to, mut from) = (&stream, BufReader::with_capacity(READ_AHEAD, &stream));
-        let mut groups = Groups::new(buffer(), true);
+        let mut groups = Groups::new(lanes.buffer(), Some(lanes));
         loop {
             let pack = next.fetch_add(1, Ordering::Relaxed);
             let [a, b, c, d] = pack.to_le_bytes();

@@ -1,8 +1,9 @@
 //! The server of the limit: packs in a directory, and their list in memory.
 
+use super::Packing;
 use super::wire::{GET, PUSH, READ_AHEAD, number, prepare, receive_list, send};
 use crate::Result;
-use crate::pack::{Groups, Piece, buffer};
+use crate::pack::{Groups, Lanes, Piece};
 use std::fs::File;
 use std::io::{BufReader, ErrorKind, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
@@ -11,17 +12,17 @@ use std::sync::Mutex;
 
 struct Server<'a> {
     dir: &'a Path,
-    direct: bool,
+    packing: Packing,
     /// All packs, in the order in which they became durable.
     packs: Mutex<Vec<Vec<Piece>>>,
 }
 
 /// Prints the address and serves until the process is killed.
-pub fn run(dir: &Path, direct: bool) -> Result<()> {
+pub fn run(dir: &Path, packing: Packing) -> Result<()> {
     std::fs::create_dir_all(dir)?;
     let listener = TcpListener::bind(("127.0.0.1", 0))?;
     println!("{}", listener.local_addr()?);
-    let server = Server { dir, direct, packs: Mutex::new(Vec::new()) };
+    let server = Server { dir, packing, packs: Mutex::new(Vec::new()) };
     std::thread::scope(|scope| {
         for (connection, stream) in listener.incoming().enumerate() {
             let (stream, server) = (stream?, &server);
@@ -41,7 +42,7 @@ impl Server<'_> {
         prepare(stream)?;
         let mut from = BufReader::with_capacity(READ_AHEAD, stream);
         let mut to = stream;
-        let mut sending = Groups::new(buffer(), false);
+        let mut sending = Groups::new(Lanes::Four.buffer(), None);
         loop {
             let mut request = [0];
             match from.read_exact(&mut request) {
@@ -65,7 +66,8 @@ impl Server<'_> {
 
     /// Stores batches until an empty one. Returns how many blobs are on disk.
     fn store(&self, connection: usize, from: &mut impl std::io::Read) -> Result<u32> {
-        let mut groups = Groups::new(buffer(), true);
+        let Packing { direct, lanes } = self.packing;
+        let mut groups = Groups::new(lanes.buffer(), Some(lanes));
         let (mut stored, mut packs) = (0, Vec::new());
         loop {
             let list = receive_list(from)?;
@@ -73,7 +75,7 @@ impl Server<'_> {
                 break;
             }
             let path = self.dir.join(format!("{connection:03}-{:06}", packs.len()));
-            packs.push(groups.pack(&path, &list, self.direct, &mut |_, place| Ok(from.read_exact(place)?))?);
+            packs.push(groups.pack(&path, &list, direct, &mut |_, place| Ok(from.read_exact(place)?))?);
             stored += u32::try_from(list.len())?;
         }
         File::open(self.dir)?.sync_all()?;

@@ -206,14 +206,19 @@ mod tests {
         check.update(&whole.payload[0]).and_then(|()| check.finish(whole.checksum)).is_ok()
     }
 
+    /// Often less than the header of a codec's block: then only the decoder's end says so.
+    fn bytes_of_fault() -> impl Strategy<Value = usize> {
+        prop_oneof![0..4_usize, 0..20_000_usize]
+    }
+
     fn fault() -> impl Strategy<Value = Fault> {
         prop_oneof![
             40 => Just(Fault::None),
             1 => Just(Fault::Digest),
             1 => Just(Fault::Checksum),
             1 => any::<usize>().prop_map(Fault::Payload),
-            1 => (0..20_000_usize).prop_map(Fault::Short),
-            1 => (0..20_000_usize).prop_map(Fault::Long),
+            1 => bytes_of_fault().prop_map(Fault::Short),
+            1 => bytes_of_fault().prop_map(Fault::Long),
         ]
     }
 
