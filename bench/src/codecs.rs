@@ -70,7 +70,7 @@ impl Coder for Tensor {
     fn decode(&mut self, stored: &[u8], raw_len: usize, raw: &mut Vec<u8>) -> Result<()> {
         let codec = if stored.len() == raw_len { Codec::Raw } else { self.codec };
         let mut decoder = Decoder::with_kernel(codec, raw_len as u64, self.kernel)?;
-        decoder.update(stored, &mut |bytes| raw.extend_from_slice(bytes))?;
+        decoder.update_some(stored, usize::MAX, raw)?;
         Ok(decoder.finish()?)
     }
 }

@@ -2,9 +2,9 @@
 //! pull.
 //!
 //! One program reads and sends. The other receives, hashes four blobs side by side, or as many as
-//! `pf` ([`Lanes`]), compares the digests, and writes 64 MiB files (past the page cache on disk), each with one fsync. There are
-//! no metadata, no checksums and no HTTP. So the difference between `pf` and the limit is the price
-//! of everything else that `pf` does.
+//! `pf` ([`Lanes`]), compares the digests, and writes 64 MiB files (past the page cache on disk),
+//! each with one fsync. There are no metadata, no checksums and no HTTP. So the difference between
+//! `pf` and the limit is the price of everything else that `pf` does.
 //!
 //! ```text
 //! push   client: files ─▶ socket ─▶ server: hash ─▶ packs, fsync ─▶ count

@@ -1,5 +1,5 @@
 //! What the floor and the limit have in common: blobs come into one buffer, several at a time, are
-//! hashed while the cache of the core still has them, several side by side, and leave it from there.
+//! hashed side by side while the cache of the core still has them, and leave it from there.
 
 use crate::Result;
 use crate::workload::Blob;

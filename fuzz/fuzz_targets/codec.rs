@@ -25,9 +25,10 @@ fn in_pieces(codec: Codec, stored: &[u8], raw_len: u64, kernel: Kernel, piece: u
 fn some_at_a_time(codec: Codec, stored: &[u8], raw_len: u64, most: usize) -> Option<Vec<u8>> {
     let mut decoder = Decoder::new(codec, raw_len).expect("a decoder");
     let (mut out, mut rest) = (vec![], stored);
+    // Into memory; above each block is handed on.
     loop {
         let before = out.len();
-        rest = &rest[decoder.update_some(rest, most, &mut |bytes| out.extend_from_slice(bytes)).ok()?..];
+        rest = &rest[decoder.update_some(rest, most, &mut out).ok()?..];
         let came = out.len() - before;
         assert!(codec == Codec::Zstd || came <= most + stored.len().max(64 << 10), "much more came out than was asked for");
         if came == 0 {

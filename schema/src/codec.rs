@@ -125,7 +125,7 @@ pub fn decode(codec: Codec, stored: &[u8], raw_len: u64) -> Result<Vec<u8>, Form
 /// As [`decode`].
 pub fn decode_into(codec: Codec, stored: &[u8], raw_len: u64, raw: &mut Vec<u8>) -> Result<(), FormatError> {
     let mut decoder = Decoder::new(codec, raw_len)?;
-    decoder.update(stored, &mut |bytes| raw.extend_from_slice(bytes))?;
+    decoder.update_some(stored, usize::MAX, raw)?;
     decoder.finish()
 }
 
@@ -181,30 +181,29 @@ impl Decoder {
     /// [`FormatError::Codec`] on malformed input or more output than promised; what `sink` got
     /// until then must be discarded.
     pub fn update(&mut self, stored: &[u8], sink: &mut dyn FnMut(&[u8])) -> Result<(), FormatError> {
-        self.update_some(stored, usize::MAX, sink).map(|_| ())
+        self.decode(stored, usize::MAX, To::Sink(sink)).map(|_| ())
     }
 
-    /// Decodes the next piece until about `most` bytes came out: a few bytes of a tensor codec may
-    /// stand for many zeros. Returns how much of the piece was used. Call it again with the rest,
-    /// and then with nothing, until nothing comes out any more. (Of `zstd` a piece is always
-    /// decoded to its end.)
+    /// Decodes the next piece behind the bytes in `raw`, until about `most` bytes came out: a few
+    /// bytes of a tensor codec may stand for many zeros. Returns how much of the piece was used.
+    /// Call it again with the rest, and then with nothing, until nothing comes out any more. (Of
+    /// `zstd` a piece is always decoded to its end.)
     ///
     /// # Errors
-    /// As [`Self::update`].
-    pub fn update_some(&mut self, stored: &[u8], most: usize, sink: &mut dyn FnMut(&[u8])) -> Result<usize, FormatError> {
-        let (codec, left) = (self.codec, &mut self.left);
-        let mut take = |bytes: &[u8], excess: &str| -> Result<(), FormatError> {
-            *left = left.checked_sub(bytes.len() as u64).ok_or_else(|| codec.error(excess))?;
-            sink(bytes);
-            Ok(())
-        };
+    /// As [`Self::update`]; some of the piece may then lie in `raw`.
+    pub fn update_some(&mut self, stored: &[u8], most: usize, raw: &mut Vec<u8>) -> Result<usize, FormatError> {
+        self.decode(stored, most, To::Memory(raw))
+    }
+
+    fn decode(&mut self, stored: &[u8], most: usize, to: To<'_>) -> Result<usize, FormatError> {
+        let mut out = Out { codec: self.codec, left: &mut self.left, to };
         match &mut self.state {
             State::Raw => {
                 let some = &stored[..stored.len().min(most)];
-                take(some, "more bytes than the raw length").map(|()| some.len())
+                out.put(some, "more bytes than the raw length").map(|()| some.len())
             }
-            State::Zstd(zstd) => zstd.update(stored, codec, &mut |bytes| take(bytes, EXCESS)).map(|()| stored.len()),
-            State::Tensor(tensor) => tensor.update(stored, most, codec, &mut |bytes| take(bytes, EXCESS)),
+            State::Zstd(zstd) => zstd.update(stored, &mut out).map(|()| stored.len()),
+            State::Tensor(tensor) => tensor.update(stored, most, &mut out),
         }
     }
 
@@ -232,6 +231,52 @@ impl Decoder {
     }
 }
 
+/// Where decoded bytes go.
+enum To<'a> {
+    Sink(&'a mut dyn FnMut(&[u8])),
+    Memory(&'a mut Vec<u8>),
+}
+
+/// The same, and how many may still come.
+struct Out<'a, 'b> {
+    codec: Codec,
+    left: &'a mut u64,
+    to: To<'b>,
+}
+
+impl Out<'_, '_> {
+    /// Hands on decoded bytes. `excess` says what is wrong if there are too many.
+    fn put(&mut self, bytes: &[u8], excess: &str) -> Result<(), FormatError> {
+        self.count(bytes.len(), excess)?;
+        match &mut self.to {
+            To::Sink(sink) => sink(bytes),
+            To::Memory(raw) => raw.extend_from_slice(bytes),
+        }
+        Ok(())
+    }
+
+    /// Lets `decode` write a block as long as `scratch`: right where it belongs if that is in
+    /// memory. To copy it there would take a fifth of the time that its decoding takes.
+    fn block(&mut self, scratch: &mut [u8], decode: impl FnOnce(&mut [u8]) -> Result<(), String>) -> Result<(), FormatError> {
+        self.count(scratch.len(), EXCESS)?;
+        let codec = self.codec;
+        match &mut self.to {
+            To::Sink(sink) => decode(scratch).map(|()| sink(scratch)),
+            To::Memory(raw) => {
+                let from = raw.len();
+                raw.resize(from + scratch.len(), 0);
+                decode(&mut raw[from..])
+            }
+        }
+        .map_err(|reason| codec.error(reason))
+    }
+
+    fn count(&mut self, bytes: usize, excess: &str) -> Result<(), FormatError> {
+        *self.left = self.left.checked_sub(bytes as u64).ok_or_else(|| self.codec.error(excess))?;
+        Ok(())
+    }
+}
+
 impl Zstd {
     fn new() -> std::io::Result<Self> {
         let mut decoder = ZstdDecoder::new()?;
@@ -239,21 +284,21 @@ impl Zstd {
         Ok(Self { decoder, buffer: vec![0; STEP].into_boxed_slice(), head: Vec::new(), ended: false })
     }
 
-    fn update(&mut self, stored: &[u8], codec: Codec, take: &mut dyn FnMut(&[u8]) -> Result<(), FormatError>) -> Result<(), FormatError> {
+    fn update(&mut self, stored: &[u8], out: &mut Out<'_, '_>) -> Result<(), FormatError> {
         // Given a whole frame at once, zstd decodes it by stricter rules than in pieces. A frame
         // that is accepted in pieces when it is stored must be accepted as a whole when it is read.
         // So the frame's header always goes in byte by byte.
         let (head, rest) = stored.split_at(stored.len().min(ZSTD_HEADER - self.head.len()));
         self.head.extend_from_slice(head);
         for byte in head.chunks(1) {
-            self.step(byte, codec, take)?;
+            self.step(byte, out)?;
         }
         // zstd fails after repeated calls without input: it takes them for an endless loop.
-        if rest.is_empty() { Ok(()) } else { self.step(rest, codec, take) }
+        if rest.is_empty() { Ok(()) } else { self.step(rest, out) }
     }
 
-    fn step(&mut self, stored: &[u8], codec: Codec, take: &mut dyn FnMut(&[u8]) -> Result<(), FormatError>) -> Result<(), FormatError> {
-        let mut input = InBuffer::around(stored);
+    fn step(&mut self, stored: &[u8], out: &mut Out<'_, '_>) -> Result<(), FormatError> {
+        let (mut input, codec) = (InBuffer::around(stored), out.codec);
         loop {
             if self.ended {
                 return if input.pos < stored.len() { Err(codec.error("bytes after the end of the frame")) } else { Ok(()) };
@@ -261,7 +306,7 @@ impl Zstd {
             let mut output = OutBuffer::around(&mut self.buffer[..]);
             let hint = self.decoder.run(&mut input, &mut output).map_err(|e| codec.error(e))?;
             let produced = output.as_slice();
-            take(produced)?;
+            out.put(produced, EXCESS)?;
             self.ended = hint == 0;
             if !self.ended && input.pos == stored.len() && produced.len() < STEP {
                 return Ok(());

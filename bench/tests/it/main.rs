@@ -17,20 +17,24 @@ fn words(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
+/// How many blobs are hashed side by side.
+const LANES: [&str; 2] = ["four", "as-pf"];
+
 /// A server of the limit.
 struct Server {
+    lanes: &'static str,
     child: Child,
     address: String,
     dir: PathBuf,
 }
 
 impl Server {
-    fn start(dir: PathBuf) -> Self {
-        let mut command = bench(&["limit-side", "serve", "--dir"]);
+    fn start(lanes: &'static str, dir: PathBuf) -> Self {
+        let mut command = bench(&["limit-side", "serve", "--lanes", lanes, "--dir"]);
         let mut child = command.arg(&dir).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("it starts");
         let mut address = String::new();
         BufReader::new(child.stdout.take().expect("piped")).read_line(&mut address).expect("its address");
-        Self { child, address: address.trim().into(), dir }
+        Self { lanes, child, address: address.trim().into(), dir }
     }
 
     fn push(&self, snapshot: &Path) -> Output {
@@ -38,8 +42,8 @@ impl Server {
     }
 
     fn pull(&self, into: &Path, form: &str) -> Output {
-        let mut command = bench(&["limit-side", "pull", "--from", &self.address, "--form", form, "--connections", "3", "--into"]);
-        command.arg(into).output().expect("it runs")
+        let mut command = bench(&["limit-side", "pull", "--from", &self.address, "--form", form, "--connections", "3"]);
+        command.args(["--lanes", self.lanes, "--into"]).arg(into).output().expect("it runs")
     }
 }
 
@@ -79,49 +83,53 @@ fn snapshot(dir: &Path) -> PathBuf {
 
 #[test]
 fn the_limit_gives_back_what_it_was_given_in_every_form() {
-    let dir = tempfile::tempdir().unwrap();
-    let (snapshot, server) = (snapshot(dir.path()), Server::start(dir.path().join("server")));
-    let pushed = server.push(&snapshot);
-    assert!(pushed.status.success(), "{}", words(&pushed));
-    for form in ["packs", "files", "memory"] {
-        let pulled = server.pull(&dir.path().join(form), form);
-        assert!(pulled.status.success(), "{form}: {}", words(&pulled));
+    for lanes in LANES {
+        let dir = tempfile::tempdir().unwrap();
+        let (snapshot, server) = (snapshot(dir.path()), Server::start(lanes, dir.path().join("server")));
+        let pushed = server.push(&snapshot);
+        assert!(pushed.status.success(), "{}", words(&pushed));
+        for form in ["packs", "files", "memory"] {
+            let pulled = server.pull(&dir.path().join(form), form);
+            assert!(pulled.status.success(), "{form}: {}", words(&pulled));
+        }
+        let blobs = files(&snapshot.join("blobs"));
+        assert_eq!(blobs.len(), 140);
+        assert!(files(&dir.path().join("files")) == blobs, "other files");
+        let bytes: usize = blobs.iter().map(|(_, bytes)| bytes.len()).sum();
+        for packs in [server.dir.clone(), dir.path().join("packs")] {
+            assert_eq!(files(&packs).iter().map(|(_, bytes)| bytes.len()).sum::<usize>(), bytes);
+        }
+        assert!(!dir.path().join("memory").exists(), "written to disk");
     }
-    let blobs = files(&snapshot.join("blobs"));
-    assert_eq!(blobs.len(), 140);
-    assert!(files(&dir.path().join("files")) == blobs, "other files");
-    let bytes: usize = blobs.iter().map(|(_, bytes)| bytes.len()).sum();
-    for packs in [server.dir.clone(), dir.path().join("packs")] {
-        assert_eq!(files(&packs).iter().map(|(_, bytes)| bytes.len()).sum::<usize>(), bytes);
-    }
-    assert!(!dir.path().join("memory").exists(), "written to disk");
 }
 
 #[test]
 fn the_limit_refuses_bytes_that_are_not_what_their_name_says() {
-    let dir = tempfile::tempdir().unwrap();
-    let (snapshot, server) = (snapshot(dir.path()), Server::start(dir.path().join("server")));
-    let (name, mut bytes) = files(&snapshot.join("blobs")).swap_remove(17);
-    let path = snapshot.join("blobs/sha256").join(&name[..2]).join(&name);
-    bytes[5] ^= 1;
-    std::fs::write(&path, &bytes).unwrap();
-    assert!(!server.push(&snapshot).status.success(), "stored");
-    assert!(server.pull(&dir.path().join("none"), "files").status.success());
-    assert!(files(&dir.path().join("none")).is_empty(), "of a push that was refused");
-    bytes[5] ^= 1;
-    std::fs::write(&path, &bytes).unwrap();
-    let pushed = server.push(&snapshot);
-    assert!(pushed.status.success(), "{}", words(&pushed));
-    for entry in std::fs::read_dir(&server.dir).unwrap() {
-        let pack = entry.unwrap().path();
-        let mut bytes = std::fs::read(&pack).unwrap();
-        if let Some(last) = bytes.last_mut() {
-            *last ^= 1;
+    for lanes in LANES {
+        let dir = tempfile::tempdir().unwrap();
+        let (snapshot, server) = (snapshot(dir.path()), Server::start(lanes, dir.path().join("server")));
+        let (name, mut bytes) = files(&snapshot.join("blobs")).swap_remove(17);
+        let path = snapshot.join("blobs/sha256").join(&name[..2]).join(&name);
+        bytes[5] ^= 1;
+        std::fs::write(&path, &bytes).unwrap();
+        assert!(!server.push(&snapshot).status.success(), "stored");
+        assert!(server.pull(&dir.path().join("none"), "files").status.success());
+        assert!(files(&dir.path().join("none")).is_empty(), "of a push that was refused");
+        bytes[5] ^= 1;
+        std::fs::write(&path, &bytes).unwrap();
+        let pushed = server.push(&snapshot);
+        assert!(pushed.status.success(), "{}", words(&pushed));
+        for entry in std::fs::read_dir(&server.dir).unwrap() {
+            let pack = entry.unwrap().path();
+            let mut bytes = std::fs::read(&pack).unwrap();
+            if let Some(last) = bytes.last_mut() {
+                *last ^= 1;
+            }
+            std::fs::write(&pack, &bytes).unwrap();
         }
-        std::fs::write(&pack, &bytes).unwrap();
+        let pulled = server.pull(&dir.path().join("damaged"), "memory");
+        assert!(!pulled.status.success() && words(&pulled).contains("is not what its name says"), "{}", words(&pulled));
     }
-    let pulled = server.pull(&dir.path().join("damaged"), "memory");
-    assert!(!pulled.status.success() && words(&pulled).contains("is not what its name says"), "{}", words(&pulled));
 }
 
 #[test]

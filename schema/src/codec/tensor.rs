@@ -11,7 +11,7 @@
 //! So the decoder needs no more memory than a block, runs of zeros cost four bytes, and the blocks
 //! may follow the layers of a page.
 
-use super::{Codec, huffman};
+use super::{Codec, EXCESS, Out, huffman};
 use crate::error::FormatError;
 use pfr_kernels::bitmaps::{self, Kernel};
 use pfr_kernels::planes::{Width, is_zero};
@@ -260,28 +260,17 @@ impl Decoder {
 
     /// Decodes until the piece is used up, or `most` bytes or a block more came out. Returns how
     /// much of the piece was used.
-    pub fn update(
-        &mut self,
-        piece: &[u8],
-        most: usize,
-        codec: Codec,
-        take: &mut dyn FnMut(&[u8]) -> Result<(), FormatError>,
-    ) -> Result<usize, FormatError> {
-        let (mut stored, mut came) = (piece, 0_usize);
-        let mut take = |bytes: &[u8]| {
-            came += bytes.len();
-            take(bytes).map(|()| came < most)
-        };
-        let mut goes_on = true;
-        while goes_on && (self.zeros_left > 0 || !stored.is_empty()) {
+    pub fn update(&mut self, piece: &[u8], most: usize, out: &mut Out<'_, '_>) -> Result<usize, FormatError> {
+        let (mut stored, codec, before) = (piece, out.codec, *out.left);
+        while before - *out.left < most as u64 && (self.zeros_left > 0 || !stored.is_empty()) {
             if self.zeros_left > 0 {
                 let zeros = &SOME_ZEROS[..self.zeros_left.min(SOME_ZEROS.len())];
                 self.zeros_left -= zeros.len();
-                goes_on = take(zeros)?;
+                out.put(zeros, EXCESS)?;
             } else if self.raw_left > 0 {
                 let raw = split_off(&mut stored, self.raw_left);
                 self.raw_left -= raw.len();
-                goes_on = take(raw)?;
+                out.put(raw, EXCESS)?;
             } else if self.pending.is_empty() {
                 match self.begin(stored).map_err(|reason| codec.error(reason))? {
                     Block::Needs(needed) => {
@@ -291,7 +280,7 @@ impl Decoder {
                     }
                     block => {
                         let bytes = split_off(&mut stored, block.len());
-                        goes_on = self.read(&block, bytes, codec, &mut take)?;
+                        self.read(&block, bytes, out)?;
                     }
                 }
             } else {
@@ -305,7 +294,7 @@ impl Decoder {
                 match self.begin(&joined).map_err(|reason| codec.error(reason))? {
                     Block::Needs(needed) => self.needed = needed,
                     block => {
-                        goes_on = self.read(&block, &joined, codec, &mut take)?;
+                        self.read(&block, &joined, out)?;
                         joined.clear();
                     }
                 }
@@ -341,34 +330,22 @@ impl Decoder {
         }
     }
 
-    /// Reads a coded block, or the header of another one. False once enough came out.
-    fn read(
-        &mut self,
-        block: &Block,
-        bytes: &[u8],
-        codec: Codec,
-        take: &mut dyn FnMut(&[u8]) -> Result<bool, FormatError>,
-    ) -> Result<bool, FormatError> {
+    /// Reads a coded block, or the header of another one.
+    fn read(&mut self, block: &Block, bytes: &[u8], out: &mut Out<'_, '_>) -> Result<(), FormatError> {
         match *block {
-            Block::Needs(_) => Ok(true),
-            Block::Raw(raw_len) => {
-                self.raw_left = raw_len;
-                Ok(true)
-            }
-            Block::Zeros(raw_len) => {
-                self.zeros_left = raw_len;
-                Ok(true)
-            }
+            Block::Needs(_) => {}
+            Block::Raw(raw_len) => self.raw_left = raw_len,
+            Block::Zeros(raw_len) => self.zeros_left = raw_len,
             Block::Coded(raw_len, _) => {
                 let (head, body) = bytes[HEADER..].split_at(CODED_HEADER - HEADER);
-                let raw = &mut self.raw[..raw_len];
-                match &mut self.huffman {
-                    None => bitmaps::decode(self.kernel, [head[0], head[1], head[2]], body, raw).map_err(|reason| codec.error(reason))?,
-                    Some(huffman) => huffman.decode(body, raw).map_err(|reason| codec.error(reason))?,
-                }
-                take(raw)
+                let (kernel, huffman) = (self.kernel, &mut self.huffman);
+                out.block(&mut self.raw[..raw_len], |raw| match huffman {
+                    None => bitmaps::decode(kernel, [head[0], head[1], head[2]], body, raw).map_err(Into::into),
+                    Some(huffman) => huffman.decode(body, raw),
+                })?;
             }
         }
+        Ok(())
     }
 }
 

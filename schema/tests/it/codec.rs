@@ -284,7 +284,7 @@ proptest! {
         for mut piece in stored.chunks(piece) {
             loop {
                 let (before, given) = (out.len(), piece.len());
-                let used = decoder.update_some(piece, most, &mut |bytes| out.extend_from_slice(bytes)).unwrap();
+                let used = decoder.update_some(piece, most, &mut out).unwrap();
                 piece = &piece[used..];
                 let came = out.len() - before;
                 // A block more, or a piece of raw bytes.

@@ -116,7 +116,7 @@ impl Decoding {
     fn step(&mut self) -> Result<Option<Bytes>> {
         let before = self.head.len();
         let mut raw = std::mem::take(&mut self.head);
-        let used = self.decoder.update_some(&self.stored, PIECE, &mut |bytes| raw.extend_from_slice(bytes));
+        let used = self.decoder.update_some(&self.stored, PIECE, &mut raw);
         let used = used.map_err(|source| self.error(source))?;
         self.checksums.0 = crc32c::crc32c_append(self.checksums.0, &self.stored[..used]);
         self.stored.advance(used);

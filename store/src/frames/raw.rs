@@ -118,7 +118,7 @@ fn step(decoder: &mut Decoder, stored: &mut Bytes) -> std::result::Result<Vec<u8
     let mut raw = Vec::new();
     while raw.len() < PIECE {
         let before = raw.len();
-        let used = decoder.update_some(&stored[..stored.len().min(SIP)], PIECE, &mut |bytes| raw.extend_from_slice(bytes))?;
+        let used = decoder.update_some(&stored[..stored.len().min(SIP)], PIECE, &mut raw)?;
         stored.advance(used);
         if used == 0 && raw.len() == before {
             break;

@@ -91,7 +91,7 @@ impl<'a> Lane<'a> {
         {
             let before = self.decoded.len();
             let most = self.hashed + STEP - before;
-            let used = decoder.update_some(self.stored, most, &mut |raw| self.decoded.extend_from_slice(raw)).ok()?;
+            let used = decoder.update_some(self.stored, most, self.decoded).ok()?;
             self.take(used);
             if used == 0 && self.decoded.len() == before {
                 self.ended = true;
