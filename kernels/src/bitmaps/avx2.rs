@@ -1,7 +1,7 @@
 //! The kernel for AVX2. Loads and stores take references to arrays, so their bounds are checked by
 //! types; they are the only unsafe code.
 
-use super::{COMPRESS, ESCAPE, EXPAND, Encoded, GROUP, Groups, bitmaps, put_bitmaps};
+use super::{COMPRESS, ESCAPE, EXPAND, Encoded, GROUP, Groups, bitmaps, fetch, put_bitmaps};
 use std::arch::x86_64::*;
 
 /// Order of quarters that undoes what packing does to halves, and what unpacking will do.
@@ -147,6 +147,8 @@ pub(super) fn decode(base: u8, groups: Encoded<'_>, escapes: &[u8]) -> usize {
     let base = _mm256_set1_epi8(base as i8);
     let mut count = 0;
     for ((maps, rest), raw) in groups.maps.iter().zip(groups.rest).zip(groups.raw) {
+        fetch(maps, groups.ahead);
+        fetch(rest, groups.ahead);
         let left = &escapes[count..];
         let mut last = [0; GROUP];
         let next = left.first_chunk().unwrap_or_else(|| {

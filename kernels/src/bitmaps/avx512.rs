@@ -1,7 +1,7 @@
 //! The kernel for AVX-512 with VBMI2. Loads and stores take references, so their bounds are checked
 //! by types; they are the only unsafe code.
 
-use super::{ESCAPE, Encoded, Groups, bitmaps, put_bitmaps};
+use super::{ESCAPE, Encoded, Groups, bitmaps, fetch, put_bitmaps};
 use std::arch::x86_64::*;
 
 #[target_feature(enable = "avx512f")]
@@ -88,6 +88,8 @@ pub(super) fn decode(base: u8, groups: Encoded<'_>, escapes: &[u8]) -> usize {
     let (one, two, four) = (_mm512_set1_epi8(1), _mm512_set1_epi8(2), _mm512_set1_epi8(4));
     let mut count = 0;
     for ((maps, rest), raw) in groups.maps.iter().zip(groups.rest).zip(groups.raw) {
+        fetch(maps, groups.ahead);
+        fetch(rest, groups.ahead);
         let bits = bitmaps(maps);
         let escaped = bits[0] & bits[1] & bits[2];
         let exponents = _mm512_mask_add_epi8(base, bits[0], base, one);
