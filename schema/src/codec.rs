@@ -255,16 +255,24 @@ impl Out<'_, '_> {
         Ok(())
     }
 
-    /// Lets `decode` write a block as long as `scratch`: right where it belongs if that is in
-    /// memory. To copy it there would take a fifth of the time that its decoding takes.
-    fn block(&mut self, scratch: &mut [u8], decode: impl FnOnce(&mut [u8]) -> Result<(), String>) -> Result<(), FormatError> {
-        self.count(scratch.len(), EXCESS)?;
+    /// Lets `decode` write a block of `len` bytes: right where it belongs if that is in memory, else
+    /// into `scratch`.
+    fn block(
+        &mut self,
+        len: usize,
+        scratch: &mut Vec<u8>,
+        decode: impl FnOnce(&mut [u8]) -> Result<(), String>,
+    ) -> Result<(), FormatError> {
+        self.count(len, EXCESS)?;
         let codec = self.codec;
         match &mut self.to {
-            To::Sink(sink) => decode(scratch).map(|()| sink(scratch)),
+            To::Sink(sink) => {
+                scratch.resize(len, 0);
+                decode(scratch).map(|()| sink(scratch))
+            }
             To::Memory(raw) => {
                 let from = raw.len();
-                raw.resize(from + scratch.len(), 0);
+                raw.resize(from + len, 0);
                 decode(&mut raw[from..])
             }
         }

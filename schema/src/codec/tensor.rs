@@ -228,8 +228,8 @@ pub(super) struct Decoder {
     raw_left: usize,
     /// Bytes of a block of zeros that were not handed out.
     zeros_left: usize,
-    /// A decoded block.
-    raw: Box<[u8]>,
+    /// A decoded block that is handed on.
+    raw: Vec<u8>,
 }
 
 /// What a block's beginning says.
@@ -249,8 +249,7 @@ impl Decoder {
             Method::Bitmaps => None,
             Method::Huffman(width) => Some(huffman::Decoder::new(width, method.block()).map_err(|e| codec.error(e))?),
         };
-        let raw = vec![0; method.block()].into_boxed_slice();
-        Ok(Self { method, kernel, huffman, pending: Vec::new(), needed: 0, raw_left: 0, zeros_left: 0, raw })
+        Ok(Self { method, kernel, huffman, pending: Vec::new(), needed: 0, raw_left: 0, zeros_left: 0, raw: Vec::new() })
     }
 
     /// Whether the payload may end here.
@@ -339,7 +338,7 @@ impl Decoder {
             Block::Coded(raw_len, _) => {
                 let (head, body) = bytes[HEADER..].split_at(CODED_HEADER - HEADER);
                 let (kernel, huffman) = (self.kernel, &mut self.huffman);
-                out.block(&mut self.raw[..raw_len], |raw| match huffman {
+                out.block(raw_len, &mut self.raw, |raw| match huffman {
                     None => bitmaps::decode(kernel, [head[0], head[1], head[2]], body, raw).map_err(Into::into),
                     Some(huffman) => huffman.decode(body, raw),
                 })?;
