@@ -15,6 +15,8 @@ mod avx512;
 mod neon;
 mod portable;
 
+use std::mem::MaybeUninit;
+
 /// Values of a group: the bits of a bitmap.
 const GROUP: usize = 64;
 /// Raw bytes of a group.
@@ -112,7 +114,7 @@ impl Kernel {
         }
     }
 
-    /// Decodes whole groups. Returns the number of escapes.
+    /// Decodes whole groups, and writes all of their raw bytes. Returns the number of escapes.
     fn decode(self, base: u8, groups: Encoded<'_>, escapes: &[u8]) -> usize {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
@@ -154,7 +156,7 @@ struct Groups<'a> {
 struct Encoded<'a> {
     maps: &'a [[u8; MAPS]],
     rest: &'a [[u8; GROUP]],
-    raw: &'a mut [[u8; RAW]],
+    raw: &'a mut [[MaybeUninit<u8>; RAW]],
     /// Bytes from these to those of the next block, if it is a block like this one.
     #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "only kernels for x86-64 fetch ahead"))]
     ahead: usize,
@@ -294,15 +296,24 @@ pub fn body_len(head: [u8; HEAD], raw_len: usize) -> usize {
     values.div_ceil(GROUP) * MAPS + values + usize::from(u16::from_le_bytes([head[1], head[2]]))
 }
 
-/// Decodes a block of [`body_len`] bytes into `raw`, of the block's length. Nothing is written if
-/// the block is malformed.
+/// Decodes a block of [`body_len`] bytes: adds its `len` bytes to `raw`, whose memory need not be
+/// cleared before. Nothing is added if the block is malformed.
 ///
 /// # Errors
 /// What is wrong.
 ///
 /// # Panics
 /// If `body` has another length: a bug in the caller.
-pub fn decode(kernel: Kernel, head: [u8; HEAD], body: &[u8], raw: &mut [u8]) -> Result<(), &'static str> {
+pub fn decode(kernel: Kernel, head: [u8; HEAD], body: &[u8], len: usize, raw: &mut Vec<u8>) -> Result<(), &'static str> {
+    raw.reserve(len);
+    write(kernel, head, body, &mut raw.spare_capacity_mut()[..len])?;
+    // SAFETY: all of them were written.
+    unsafe { raw.set_len(raw.len() + len) };
+    Ok(())
+}
+
+/// Writes every byte of `raw` if the block is not malformed, else none.
+fn write(kernel: Kernel, head: [u8; HEAD], body: &[u8], raw: &mut [MaybeUninit<u8>]) -> Result<(), &'static str> {
     let (base, ahead) = (head[0], body.len());
     let values = raw.len() / 2;
     let (maps, body) = body.split_at(values.div_ceil(GROUP) * MAPS);
@@ -324,11 +335,13 @@ pub fn decode(kernel: Kernel, head: [u8; HEAD], body: &[u8], raw: &mut [u8]) -> 
             return Err("bits beyond the last value");
         }
     }
+    // Kernels write as many groups as the shortest of the three has.
+    assert!(maps.len() == whole.len() && rest.len() == whole.len(), "whole groups");
     let used = kernel.decode(base, Encoded { maps, rest, raw: whole, ahead }, escapes);
     if !tail.is_empty() {
         let mut rest = [[0; GROUP]];
         rest[0][..rest_tail.len()].copy_from_slice(rest_tail);
-        let mut raw = [[0; RAW]];
+        let mut raw = [[MaybeUninit::new(0); RAW]];
         kernel.decode(base, Encoded { maps: maps_tail, rest: &rest, raw: &mut raw, ahead: 0 }, &escapes[used..]);
         tail.copy_from_slice(&raw[0][..tail.len()]);
     }
@@ -364,8 +377,10 @@ mod tests {
     fn decoded(kernel: Kernel, stored: &[u8], raw_len: usize) -> Result<Vec<u8>, &'static str> {
         let (head, body) = stored.split_first_chunk::<HEAD>().unwrap();
         assert_eq!(body.len(), body_len(*head, raw_len));
-        let mut raw = vec![0x5A; raw_len];
-        decode(kernel, *head, body, &mut raw).map(|()| raw)
+        let mut raw = vec![0x5A; 3];
+        decode(kernel, *head, body, raw_len, &mut raw)?;
+        assert_eq!(raw[..3], [0x5A; 3], "what lay there stays");
+        Ok(raw.split_off(3))
     }
 
     #[test]
@@ -429,15 +444,15 @@ mod tests {
     }
 
     #[test]
-    fn a_false_number_of_escapes_and_bits_beyond_the_end_are_refused_before_anything_is_written() {
+    fn a_false_number_of_escapes_and_bits_beyond_the_end_are_refused_and_nothing_is_added() {
         for kernel in Kernel::available() {
             let raw = words(1, 100, 20);
             let mut stored = encoded(kernel, &raw);
             let (mut head, body) = (*stored.first_chunk::<HEAD>().unwrap(), stored.split_off(HEAD));
-            let mut out = vec![0x5A; raw.len()];
+            let mut out = vec![0x5A; 3];
             let mut refused = |head, body: &[u8], reason: &str| {
-                assert!(decode(kernel, head, body, &mut out).unwrap_err().contains(reason));
-                assert!(out.iter().all(|byte| *byte == 0x5A));
+                assert!(decode(kernel, head, body, raw.len(), &mut out).unwrap_err().contains(reason));
+                assert_eq!(out, [0x5A; 3]);
             };
             let mut beyond = body.clone();
             beyond[MAPS + 7] |= 0x80;

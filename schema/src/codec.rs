@@ -255,26 +255,22 @@ impl Out<'_, '_> {
         Ok(())
     }
 
-    /// Lets `decode` write a block of `len` bytes: right where it belongs if that is in memory, else
-    /// into `scratch`.
+    /// Lets `decode` add a block of `len` bytes: right where it belongs if that is in memory, else to
+    /// `scratch`.
     fn block(
         &mut self,
         len: usize,
         scratch: &mut Vec<u8>,
-        decode: impl FnOnce(&mut [u8]) -> Result<(), String>,
+        decode: impl FnOnce(&mut Vec<u8>) -> Result<(), String>,
     ) -> Result<(), FormatError> {
         self.count(len, EXCESS)?;
         let codec = self.codec;
         match &mut self.to {
             To::Sink(sink) => {
-                scratch.resize(len, 0);
+                scratch.clear();
                 decode(scratch).map(|()| sink(scratch))
             }
-            To::Memory(raw) => {
-                let from = raw.len();
-                raw.resize(from + len, 0);
-                decode(&mut raw[from..])
-            }
+            To::Memory(raw) => decode(raw),
         }
         .map_err(|reason| codec.error(reason))
     }

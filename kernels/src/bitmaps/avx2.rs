@@ -3,6 +3,7 @@
 
 use super::{COMPRESS, ESCAPE, EXPAND, Encoded, GROUP, Groups, bitmaps, fetch, put_bitmaps};
 use std::arch::x86_64::*;
+use std::mem::MaybeUninit;
 
 /// Order of quarters that undoes what packing does to halves, and what unpacking will do.
 const QUARTERS: i32 = 0b11_01_10_00;
@@ -18,6 +19,13 @@ fn load(from: &[u8; 32]) -> __m256i {
 #[inline]
 fn store(to: &mut [u8; 32], value: __m256i) {
     // SAFETY: `to` has 32 bytes; the store needs no alignment.
+    unsafe { _mm256_storeu_si256(to.as_mut_ptr().cast(), value) }
+}
+
+#[target_feature(enable = "avx2")]
+#[inline]
+fn store_raw(to: &mut [MaybeUninit<u8>; 32], value: __m256i) {
+    // SAFETY: as above.
     unsafe { _mm256_storeu_si256(to.as_mut_ptr().cast(), value) }
 }
 
@@ -161,12 +169,12 @@ pub(super) fn decode(base: u8, groups: Encoded<'_>, escapes: &[u8]) -> usize {
         let halves = rest.as_chunks::<32>().0;
         let quarters = raw.as_chunks_mut::<32>().0;
         let (a, b) = decode32([one as u32, two as u32, four as u32], &halves[0], base, expand32(escaped as u32, next, 0));
-        store(&mut quarters[0], a);
-        store(&mut quarters[1], b);
+        store_raw(&mut quarters[0], a);
+        store_raw(&mut quarters[1], b);
         let (one, two, four, upper) = ((one >> 32) as u32, (two >> 32) as u32, (four >> 32) as u32, (escaped >> 32) as u32);
         let (a, b) = decode32([one, two, four], &halves[1], base, expand32(upper, next, first));
-        store(&mut quarters[2], a);
-        store(&mut quarters[3], b);
+        store_raw(&mut quarters[2], a);
+        store_raw(&mut quarters[3], b);
         count += escaped.count_ones() as usize;
     }
     count

@@ -3,6 +3,7 @@
 
 use super::{ESCAPE, Encoded, Groups, bitmaps, fetch, put_bitmaps};
 use std::arch::x86_64::*;
+use std::mem::MaybeUninit;
 
 #[target_feature(enable = "avx512f")]
 #[inline]
@@ -27,6 +28,13 @@ fn load_first(from: &[u8]) -> __m512i {
 #[inline]
 fn store(to: &mut [u8; 64], value: __m512i) {
     // SAFETY: `to` has 64 bytes; the store needs no alignment.
+    unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), value) }
+}
+
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn store_raw(to: &mut [MaybeUninit<u8>; 64], value: __m512i) {
+    // SAFETY: as above.
     unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), value) }
 }
 
@@ -101,8 +109,8 @@ pub(super) fn decode(base: u8, groups: Encoded<'_>, escapes: &[u8]) -> usize {
         let (a, b) = (_mm512_permutex2var_epi8(rest, low, exponents), _mm512_permutex2var_epi8(rest, high, exponents));
         let halves = raw.as_chunks_mut::<64>().0;
         // Left by fifteen bits is right by one.
-        store(&mut halves[0], _mm512_shldi_epi16::<15>(a, a));
-        store(&mut halves[1], _mm512_shldi_epi16::<15>(b, b));
+        store_raw(&mut halves[0], _mm512_shldi_epi16::<15>(a, a));
+        store_raw(&mut halves[1], _mm512_shldi_epi16::<15>(b, b));
     }
     count
 }

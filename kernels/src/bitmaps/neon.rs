@@ -3,6 +3,7 @@
 
 use super::{ESCAPE, Encoded, Groups, bitmaps, join, put_bitmaps};
 use std::arch::aarch64::*;
+use std::mem::MaybeUninit;
 
 /// The bit of each value in its byte of a bitmap.
 const BITS: [u8; 16] = [1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128];
@@ -31,9 +32,9 @@ fn load_words(from: &[u8; 32]) -> uint8x16x2_t {
 
 #[target_feature(enable = "neon")]
 #[inline]
-fn store_words(to: &mut [u8; 32], value: uint8x16x2_t) {
+fn store_words(to: &mut [MaybeUninit<u8>; 32], value: uint8x16x2_t) {
     // SAFETY: `to` has 32 bytes.
-    unsafe { vst2q_u8(to.as_mut_ptr(), value) }
+    unsafe { vst2q_u8(to.as_mut_ptr().cast(), value) }
 }
 
 /// The bitmap of 64 values, each 0 or its bit of [`BITS`].
@@ -102,7 +103,7 @@ pub(super) fn decode(base: u8, groups: Encoded<'_>, escapes: &[u8]) -> usize {
         let words = raw.as_chunks_mut::<2>().0;
         for escape in &escapes[count..count + number] {
             let at = escaped.trailing_zeros() as usize % rest.len();
-            words[at] = join(*escape, rest[at]);
+            words[at] = join(*escape, rest[at]).map(MaybeUninit::new);
             escaped &= escaped.wrapping_sub(1);
         }
         count += number;

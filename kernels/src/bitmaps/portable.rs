@@ -3,6 +3,7 @@
 //! Eight values at a time in a word of 64 bits, a byte each.
 
 use super::{ESCAPE, Encoded, Groups, bitmaps, join, put_bitmaps, split};
+use std::mem::MaybeUninit;
 
 /// The lowest bit of each byte.
 const LOWEST: u64 = 0x0101_0101_0101_0101;
@@ -62,7 +63,7 @@ pub(super) fn decode(base: u8, groups: Encoded<'_>, escapes: &[u8]) -> usize {
             escaped &= escaped - 1;
         }
         for ((word, rest), exponent) in raw.as_chunks_mut::<2>().0.iter_mut().zip(rest).zip(exponents) {
-            *word = join(exponent, *rest);
+            *word = join(exponent, *rest).map(MaybeUninit::new);
         }
     }
     count

@@ -339,8 +339,12 @@ impl Decoder {
                 let (head, body) = bytes[HEADER..].split_at(CODED_HEADER - HEADER);
                 let (kernel, huffman) = (self.kernel, &mut self.huffman);
                 out.block(raw_len, &mut self.raw, |raw| match huffman {
-                    None => bitmaps::decode(kernel, [head[0], head[1], head[2]], body, raw).map_err(Into::into),
-                    Some(huffman) => huffman.decode(body, raw),
+                    None => bitmaps::decode(kernel, [head[0], head[1], head[2]], body, raw_len, raw).map_err(Into::into),
+                    Some(huffman) => {
+                        let from = raw.len();
+                        raw.resize(from + raw_len, 0);
+                        huffman.decode(body, &mut raw[from..])
+                    }
                 })?;
             }
         }
