@@ -1,5 +1,5 @@
 //! The floor: what the machine can do with the same bytes. One program, no network, no metadata:
-//! every byte is read once from the page cache, hashed once with SHA-256, four blobs side by side,
+//! every byte is read once from the page cache, hashed once with SHA-256, blobs side by side,
 //! compared, and written into 64 MiB files that are on disk when it returns.
 //!
 //! Each thread reads blobs into its buffer, hashes them while they are in the cache of its core,
@@ -30,7 +30,7 @@ pub struct Plan {
 impl Plan {
     /// The plan that `pf-bench floor` most often found to be the fastest.
     pub fn on(direct: bool) -> Self {
-        Self { threads: 4 * crate::machine::cores(), buffer: Lanes::Four.buffer(), direct, hash: true }
+        Self { threads: 4 * crate::machine::cores(), buffer: Lanes::AsPf.buffer(), direct, hash: true }
     }
 }
 
@@ -44,7 +44,7 @@ pub fn copy(pieces: &[Piece], out: &Path, plan: Plan) -> Result<Vec<Piece>> {
         let workers: Vec<_> = (0..plan.threads)
             .map(|_| {
                 scope.spawn(|| -> Result<()> {
-                    let mut groups = Groups::new(plan.buffer, plan.hash.then_some(Lanes::Four));
+                    let mut groups = Groups::new(plan.buffer, plan.hash.then_some(Lanes::AsPf));
                     loop {
                         let number = next.fetch_add(1, Ordering::Relaxed);
                         let Some(run) = runs.get(number) else { return Ok(()) };

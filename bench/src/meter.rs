@@ -23,9 +23,9 @@ pub enum Step {
     PullDir,
     /// Read it into memory that is used again.
     Get,
-    /// The same, and compare each blob with its digest; a peer's blobs are hashed four at a time.
+    /// The same, and compare each blob with its digest. Those of a cache are hashed four at a time.
     GetVerified,
-    /// The same, and as many are hashed at a time as `pf` does, if that is more than four.
+    /// The same with as many at a time as `pf` hashes, if that is more than four. Only of caches.
     GetVerifiedAsPf,
 }
 
@@ -49,7 +49,7 @@ impl Step {
             Self::PullDir => "pull into a directory",
             Self::Get => "get into memory",
             Self::GetVerified => "get into memory, verified",
-            Self::GetVerifiedAsPf => "the same, hashed as by pf",
+            Self::GetVerifiedAsPf => "get into memory, hashed as by pf",
         }
     }
 }

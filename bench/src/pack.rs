@@ -21,7 +21,7 @@ const ALIGN: usize = 4096;
 /// How many blobs are hashed side by side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Lanes {
-    /// At most four: the measure of the goals, on every processor.
+    /// At most four, on every processor: the goals are set by this.
     Four,
     /// As many as `pf` hashes at a time on this processor.
     AsPf,
@@ -33,7 +33,7 @@ impl Lanes {
         Self::AsPf.most() > Self::Four.most()
     }
 
-    /// Most blobs of the workload that are hashed side by side.
+    /// How many blobs of the workload are hashed side by side.
     pub fn most(self) -> usize {
         self.of(PAGE)
     }
@@ -52,7 +52,7 @@ impl Lanes {
         }
     }
 
-    /// How many of `len` bytes.
+    /// How many blobs of `len` bytes are hashed side by side.
     fn of(self, len: u64) -> usize {
         let all = Digest::side_by_side(len);
         match self {
@@ -163,7 +163,7 @@ pub struct Filled<'a> {
 }
 
 impl Groups {
-    /// A buffer of `len` bytes; `hash`: blobs are compared with their digests.
+    /// A buffer of `len` bytes; with `hash`, blobs are compared with their digests.
     pub fn new(len: usize, hash: Option<Lanes>) -> Self {
         Self { buffer: Buffer::new(len.next_multiple_of(ALIGN)), hash }
     }

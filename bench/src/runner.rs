@@ -89,7 +89,7 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// The floor, and the limits that there are here.
+/// The floor, with and without hashing, and the limits.
 fn limits() -> Vec<String> {
     let names = ["write-only", "floor", "limit", "limit-as-pf"];
     names.into_iter().filter(|name| *name != "limit-as-pf" || Lanes::differ()).map(str::to_owned).collect()

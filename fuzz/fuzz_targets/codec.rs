@@ -25,7 +25,6 @@ fn in_pieces(codec: Codec, stored: &[u8], raw_len: u64, kernel: Kernel, piece: u
 fn some_at_a_time(codec: Codec, stored: &[u8], raw_len: u64, most: usize) -> Option<Vec<u8>> {
     let mut decoder = Decoder::new(codec, raw_len).expect("a decoder");
     let (mut out, mut rest) = (vec![], stored);
-    // Into memory; above each block is handed on.
     loop {
         let before = out.len();
         rest = &rest[decoder.update_some(rest, most, &mut out).ok()?..];

@@ -157,14 +157,14 @@ struct Encoded<'a> {
     maps: &'a [[u8; MAPS]],
     rest: &'a [[u8; GROUP]],
     raw: &'a mut [[MaybeUninit<u8>; RAW]],
-    /// Bytes from these to those of the next block, if it is a block like this one.
+    /// About how far behind these the next block has its bitmaps and other bits.
     #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "only kernels for x86-64 fetch ahead"))]
     ahead: usize,
 }
 
-/// Has the processor fetch what a next block has `ahead` bytes from here. It foresees reads only of
-/// what lies in a row, but bitmaps and the other bits of a block lie apart: each block would begin
-/// with waiting for memory.
+/// Has the processor fetch what lies `ahead` bytes from here. By itself it fetches only what lies
+/// in a row, but bitmaps and other bits of a block lie apart: each block would begin with waiting
+/// for memory.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 fn fetch<const N: usize>(bytes: &[u8; N], ahead: usize) {
@@ -307,7 +307,7 @@ pub fn body_len(head: [u8; HEAD], raw_len: usize) -> usize {
 pub fn decode(kernel: Kernel, head: [u8; HEAD], body: &[u8], len: usize, raw: &mut Vec<u8>) -> Result<(), &'static str> {
     raw.reserve(len);
     write(kernel, head, body, &mut raw.spare_capacity_mut()[..len])?;
-    // SAFETY: all of them were written.
+    // SAFETY: `write` has written all of them.
     unsafe { raw.set_len(raw.len() + len) };
     Ok(())
 }

@@ -184,13 +184,13 @@ impl Decoder {
         self.decode(stored, usize::MAX, To::Sink(sink)).map(|_| ())
     }
 
-    /// Decodes the next piece behind the bytes in `raw`, until about `most` bytes came out: a few
-    /// bytes of a tensor codec may stand for many zeros. Returns how much of the piece was used.
-    /// Call it again with the rest, and then with nothing, until nothing comes out any more. (Of
-    /// `zstd` a piece is always decoded to its end.)
+    /// Decodes the next piece and appends to `raw`, until about `most` bytes came out, at least one:
+    /// a few bytes of a tensor codec may stand for many zeros. Returns how much of the piece was
+    /// used. Call it again with the rest, and then with nothing, until nothing comes out any more.
+    /// (Of `zstd` a piece is always decoded to its end.)
     ///
     /// # Errors
-    /// As [`Self::update`]; some of the piece may then lie in `raw`.
+    /// As [`Self::update`]; what was appended until then must be discarded.
     pub fn update_some(&mut self, stored: &[u8], most: usize, raw: &mut Vec<u8>) -> Result<usize, FormatError> {
         self.decode(stored, most, To::Memory(raw))
     }
@@ -237,7 +237,7 @@ enum To<'a> {
     Memory(&'a mut Vec<u8>),
 }
 
-/// The same, and how many may still come.
+/// Where decoded bytes go, and how many of the raw length have not come yet.
 struct Out<'a, 'b> {
     codec: Codec,
     left: &'a mut u64,
@@ -247,7 +247,7 @@ struct Out<'a, 'b> {
 impl Out<'_, '_> {
     /// Hands on decoded bytes. `excess` says what is wrong if there are too many.
     fn put(&mut self, bytes: &[u8], excess: &str) -> Result<(), FormatError> {
-        self.count(bytes.len(), excess)?;
+        *self.left = self.left_after(bytes.len(), excess)?;
         match &mut self.to {
             To::Sink(sink) => sink(bytes),
             To::Memory(raw) => raw.extend_from_slice(bytes),
@@ -255,16 +255,15 @@ impl Out<'_, '_> {
         Ok(())
     }
 
-    /// Lets `decode` add a block of `len` bytes: right where it belongs if that is in memory, else to
-    /// `scratch`.
+    /// Lets `decode` append a block of `len` bytes: to the memory where it belongs, or to `scratch`
+    /// if it goes to a sink.
     fn block(
         &mut self,
         len: usize,
         scratch: &mut Vec<u8>,
         decode: impl FnOnce(&mut Vec<u8>) -> Result<(), String>,
     ) -> Result<(), FormatError> {
-        self.count(len, EXCESS)?;
-        let codec = self.codec;
+        let (codec, left) = (self.codec, self.left_after(len, EXCESS)?);
         match &mut self.to {
             To::Sink(sink) => {
                 scratch.clear();
@@ -272,12 +271,14 @@ impl Out<'_, '_> {
             }
             To::Memory(raw) => decode(raw),
         }
-        .map_err(|reason| codec.error(reason))
+        .map_err(|reason| codec.error(reason))?;
+        // Only now: a block that is malformed is missing at the end.
+        *self.left = left;
+        Ok(())
     }
 
-    fn count(&mut self, bytes: usize, excess: &str) -> Result<(), FormatError> {
-        *self.left = self.left.checked_sub(bytes as u64).ok_or_else(|| self.codec.error(excess))?;
-        Ok(())
+    fn left_after(&self, bytes: usize, excess: &str) -> Result<u64, FormatError> {
+        self.left.checked_sub(bytes as u64).ok_or_else(|| self.codec.error(excess))
     }
 }
 

@@ -25,7 +25,7 @@ pub fn four(programs: &Programs) -> Found {
 /// The limit that hashes as many as `pf` does here.
 pub fn as_pf(programs: &Programs) -> Found {
     if !Lanes::differ() {
-        return Err("it is the same as the limit here: pf hashes no more than four blobs side by side".into());
+        return Err("limit-as-pf is the same as limit here: pf hashes no more than four blobs side by side".into());
     }
     find(programs, Lanes::AsPf)
 }
@@ -50,7 +50,7 @@ impl Limit {
 
 impl Contender for Limit {
     fn prepare(&mut self, _: &Workload, _: &Path) -> Result<Option<String>> {
-        Ok(Some(format!("{} connections, {} blobs are hashed side by side", self.connections, self.lanes.most())))
+        Ok(Some(format!("{} connections; {} blobs are hashed side by side", self.connections, self.lanes.most())))
     }
 
     fn round(&mut self, workload: &Workload, dir: &Path, meter: &mut Meter<'_>) -> Result<()> {

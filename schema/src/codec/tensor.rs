@@ -228,7 +228,7 @@ pub(super) struct Decoder {
     raw_left: usize,
     /// Bytes of a block of zeros that were not handed out.
     zeros_left: usize,
-    /// A decoded block that is handed on.
+    /// Memory for a block that goes to a sink.
     raw: Vec<u8>,
 }
 

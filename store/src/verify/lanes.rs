@@ -206,7 +206,7 @@ mod tests {
         check.update(&whole.payload[0]).and_then(|()| check.finish(whole.checksum)).is_ok()
     }
 
-    /// Often less than the header of a codec's block: then only the decoder's end says so.
+    /// Often less than the header of a codec's block: only [`Decoder::finish`] finds such bytes.
     fn bytes_of_fault() -> impl Strategy<Value = usize> {
         prop_oneof![0..4_usize, 0..20_000_usize]
     }
