@@ -184,10 +184,10 @@ impl Decoder {
         self.decode(stored, usize::MAX, To::Sink(sink)).map(|_| ())
     }
 
-    /// Decodes the next piece and appends to `raw`, until about `most` bytes came out, at least one:
-    /// a few bytes of a tensor codec may stand for many zeros. Returns how much of the piece was
-    /// used. Call it again with the rest, and then with nothing, until nothing comes out any more.
-    /// (Of `zstd` a piece is always decoded to its end.)
+    /// Decodes the next piece and appends to `raw`, until about `most` bytes came out, at least
+    /// one: a few bytes of a tensor codec may stand for many zeros. Returns how much of the piece
+    /// was used. Call it again with the rest, and then with nothing, until nothing comes out any
+    /// more. (Of `zstd` a piece is always decoded to its end.)
     ///
     /// # Errors
     /// As [`Self::update`]; what was appended until then must be discarded.
