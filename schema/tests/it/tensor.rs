@@ -272,3 +272,16 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_malformed_last_block_is_missing_at_the_end() {
+    let raw = numbers(1, 8192);
+    let mut stored = encoded(Codec::Bf16Bitmaps, &raw);
+    assert_eq!(stored[3], 2, "a coded block");
+    // An escape more than the bitmaps have.
+    stored[5] += 1;
+    stored.push(0);
+    let mut decoder = Decoder::new(Codec::Bf16Bitmaps, raw.len() as u64).unwrap();
+    assert!(decoder.update(&stored, &mut |_| ()).is_err());
+    assert!(decoder.finish().is_err());
+}
