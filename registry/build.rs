@@ -1,6 +1,6 @@
 //! Has the linker fold functions that were compiled to the same code.
 //!
-//! Generic code of the databases and of HTTP is compiled once for each type, often to the same
+//! Generic code, most of it of HTTP, is compiled once for each type, often to the same
 //! instructions. Only lld does this: the linker that rustc brings and uses by itself on x86-64
 //! Linux. Anywhere else the program is larger, and works the same.
 

@@ -60,7 +60,7 @@ impl Agent {
         let pushes = Pushes::open(&config, store.clone()).await?;
         let schedule = upkeep::schedule(&store, config.max_store_size.map(|size| size.0));
         let tasks = schedule.clone();
-        tokio::spawn(async move { tasks.run().await });
+        pfr_service::task::spawn(async move { tasks.run().await });
         let jobs = Jobs::open(&config, store.clone()).await?;
         let engines = Engines::new(&config);
         let llamas = Llamas::open(&config, engines.ring())?;

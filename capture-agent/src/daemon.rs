@@ -39,17 +39,17 @@ pub async fn serve(config: Config, listening: impl FnOnce(&Config)) -> Result<()
     // It listens after the first poll: report readiness only then.
     match futures::poll!(&mut serve) {
         Poll::Ready(ended) => return Err(unasked(Ok(ended))),
-        Poll::Pending => drop(engines.spawn(serve)),
+        Poll::Pending => drop(pfr_service::task::spawn_in(&mut engines, serve)),
     }
     if let Some(address) = config.metrics_listen {
-        engines.spawn(serve_metrics(address));
+        pfr_service::task::spawn_in(&mut engines, serve_metrics(address));
     }
     // It ends when this function does. Its failure is in the log, and stops nothing.
     let mut reports = JoinSet::new();
-    reports.spawn(report::run(agent.clone()));
+    pfr_service::task::spawn_in(&mut reports, report::run(agent.clone()));
     let (stopping, mut stopped) = watch::channel(false);
     let mut controls = JoinSet::new();
-    controls.spawn(control.run(async move { drop(stopped.wait_for(|stop| *stop).await) }));
+    pfr_service::task::spawn_in(&mut controls, control.run(async move { drop(stopped.wait_for(|stop| *stop).await) }));
 
     listening(&config);
     tell_manager("READY=1");

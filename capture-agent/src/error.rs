@@ -267,7 +267,7 @@ where
     T: Send + 'static,
     E: Into<Error> + Send + 'static,
 {
-    let task = tokio::task::spawn_blocking(work);
+    let task = pfr_service::task::spawn_blocking(work);
     async move { task.await.map_err(|panic| Error::Internal(format!("{what}: {panic}")))?.map_err(Into::into) }
 }
 

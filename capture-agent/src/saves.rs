@@ -131,12 +131,12 @@ impl Saves {
         let (agent, engine, turns) = (agent.clone(), engine.to_owned(), Arc::clone(&self.turns));
         let request = SnapshotRequest { sequence: Some(sequence), reference, push, parent, ..SnapshotRequest::default() };
         let limit = agent.config().pause_limit.min(LONGEST_PAUSE) * PAUSES;
-        tokio::spawn(async move {
+        pfr_service::task::spawn(async move {
             let _turn = turns.acquire_owned().await;
             let deadline = Deadline { at: Instant::now() + limit, seconds: limit.as_secs() };
             let (saving, save) = (agent.clone(), ticket.clone());
             // On a task of its own: a panic ends this save, and the save says so.
-            let done = tokio::spawn(async move { saving.snapshot_for(&save, deadline, &engine, request).await }).await;
+            let done = pfr_service::task::spawn(async move { saving.snapshot_for(&save, deadline, &engine, request).await }).await;
             let done = done.unwrap_or_else(|panic| Err(Error::Internal(format!("saving: {panic}"))));
             if let (Ok(report), Some(Automatic { bytes_per_second: Some(_) })) = (&done, automatic) {
                 agent.saves().spend(&report.engine, report.bytes_new);

@@ -1,5 +1,6 @@
 //! The capture agent of this host: its control interface over a Unix socket.
 
+use crate::boxed;
 use crate::error::{Error, Result};
 use crate::remote::{reason, traced};
 use pfr_schema::agent::{
@@ -54,6 +55,7 @@ impl AgentClient {
     /// Of every method here: [`Error::NoAgent`], [`Error::AgentGone`], [`Error::NotAnAgent`], or
     /// [`Error::Agent`] with the agent's message. [`Error::AgentSilent`] after 30 seconds, of those
     /// that list something or describe one thing; [`Self::sequences`] asks the engine.
+    #[boxed]
     pub async fn engines(&self) -> Result<Engines> {
         self.ask_at_hand(self.http.get(url(&["engines"])?)).await
     }
@@ -62,6 +64,7 @@ impl AgentClient {
     ///
     /// # Errors
     /// As [`Self::engines`].
+    #[boxed]
     pub async fn ready(&self) -> Result<()> {
         let url = Url::parse("http://agent/readyz").map_err(|e| Error::Internal(e.to_string()))?;
         self.answer(self.http.get(url)).await.map(drop)
@@ -71,6 +74,7 @@ impl AgentClient {
     ///
     /// # Errors
     /// As [`Self::engines`].
+    #[boxed]
     pub async fn engine(&self, engine: &str) -> Result<EngineInfo> {
         self.ask_at_hand(self.http.get(url(&["engines", engine])?)).await
     }
@@ -79,6 +83,7 @@ impl AgentClient {
     ///
     /// # Errors
     /// As [`Self::engines`].
+    #[boxed]
     pub async fn sequences(&self, engine: &str) -> Result<Sequences> {
         self.ask(self.http.get(url(&["engines", engine, "sequences"])?)).await
     }
@@ -87,6 +92,7 @@ impl AgentClient {
     ///
     /// # Errors
     /// As [`Self::engines`].
+    #[boxed]
     pub async fn snapshot(&self, engine: &str, request: &SnapshotRequest) -> Result<SnapshotReport> {
         self.ask(self.http.post(url(&["engines", engine, "snapshots"])?).json(request)).await
     }
@@ -95,6 +101,7 @@ impl AgentClient {
     ///
     /// # Errors
     /// As [`Self::engines`].
+    #[boxed]
     pub async fn restore(&self, engine: &str, request: &RestoreRequest) -> Result<RestoreReport> {
         self.ask(self.http.post(url(&["engines", engine, "restores"])?).json(request)).await
     }
@@ -104,6 +111,7 @@ impl AgentClient {
     ///
     /// # Errors
     /// As [`Self::engines`].
+    #[boxed]
     pub async fn restores(&self, engine: Option<&str>, limit: u32) -> Result<Restores> {
         let mut address = match engine {
             Some(engine) => url(&["engines", engine, "restores"])?,
@@ -117,6 +125,7 @@ impl AgentClient {
     ///
     /// # Errors
     /// As [`Self::engines`].
+    #[boxed]
     pub async fn pushes(&self) -> Result<Pushes> {
         self.ask_at_hand(self.http.get(url(&["pushes"])?)).await
     }
@@ -125,6 +134,7 @@ impl AgentClient {
     ///
     /// # Errors
     /// As [`Self::engines`]; the agent's message says what differs.
+    #[boxed]
     pub async fn check(&self, engine: &str, outline: &Outline) -> Result<Fits> {
         self.ask(self.http.post(url(&["engines", engine, "checks"])?).json(outline)).await
     }
@@ -133,6 +143,7 @@ impl AgentClient {
     ///
     /// # Errors
     /// As [`Self::engines`].
+    #[boxed]
     pub async fn begin(&self, request: &JobRequest) -> Result<Job> {
         self.ask(self.http.post(url(&["jobs"])?).json(request)).await
     }
@@ -141,6 +152,7 @@ impl AgentClient {
     ///
     /// # Errors
     /// As [`Self::engines`].
+    #[boxed]
     pub async fn jobs(&self) -> Result<Jobs> {
         self.ask_at_hand(self.http.get(url(&["jobs"])?)).await
     }
@@ -149,6 +161,7 @@ impl AgentClient {
     ///
     /// # Errors
     /// As [`Self::engines`].
+    #[boxed]
     pub async fn job(&self, id: &str) -> Result<Job> {
         self.ask_at_hand(self.http.get(url(&["jobs", id])?)).await
     }
@@ -157,6 +170,7 @@ impl AgentClient {
     ///
     /// # Errors
     /// As [`Self::engines`].
+    #[boxed]
     pub async fn cancel(&self, id: &str) -> Result<Job> {
         self.ask(self.http.delete(url(&["jobs", id])?)).await
     }

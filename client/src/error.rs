@@ -169,7 +169,7 @@ impl Error {
 /// # Errors
 /// Those of `work`; [`Error::Internal`] if it panics.
 pub fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> impl Future<Output = Result<T>> + Send {
-    let task = tokio::task::spawn_blocking(work);
+    let task = pfr_service::task::spawn_blocking(work);
     async move { task.await.map_err(|panic| Error::Internal(panic.to_string()))? }
 }
 

@@ -212,6 +212,7 @@ pub async fn pull_found(
 ///
 /// # Errors
 /// Those of the store.
+#[boxed]
 pub async fn keep_signatures(store: &Store, repository: &RepositoryName, digest: &Digest, signatures: &[Signature]) -> Result<()> {
     let new: Vec<NewSignature> =
         signatures.iter().cloned().map(NewSignature::from).filter(|new| new.check(digest).is_ok()).take(MOST).collect();

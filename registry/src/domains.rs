@@ -122,7 +122,7 @@ impl Domains {
         let domain = Domain::new(name.clone(), store, &self.0.limits, &self.0.config, None);
         if !self.0.stopping.is_used_up() {
             let schedule = domain.schedule.clone();
-            tokio::spawn(async move { schedule.run().await });
+            pfr_service::task::spawn(async move { schedule.run().await });
         }
         if let Some(before) = others.insert(name.clone(), Arc::clone(&domain)) {
             before.stop();
@@ -148,7 +148,7 @@ impl Domains {
     /// Runs the background work of all domains until [`Self::stop`].
     pub(crate) async fn run(&self) {
         let default = self.0.default.schedule.clone();
-        let default = tokio::spawn(async move { default.run().await });
+        let default = pfr_service::task::spawn(async move { default.run().await });
         while !self.0.stopping.is_used_up() {
             if let Err(error) = self.follow().await {
                 tracing::warn!(%error, "reading the domain catalogue failed");

@@ -40,7 +40,7 @@ impl Reloader {
             };
             let parts = parts.clone();
             // A file system that hangs must not hold an async thread.
-            let looked = tokio::task::spawn_blocking(move || parts.iter().for_each(|part| part.reload(at_once)));
+            let looked = pfr_service::task::spawn_blocking(move || parts.iter().for_each(|part| part.reload(at_once)));
             if let Err(error) = looked.await {
                 tracing::error!(%error, "reading changed files failed");
             }

@@ -150,7 +150,7 @@ impl Server {
             let tls = self.tls.clone().map(|tls| tls as Arc<dyn Reload>);
             let issuers = self.issuers.clone().map(|issuers| issuers as Arc<dyn Reload>);
             let audit_file = self.audit_file.as_ref().map(|_| Arc::clone(&self.app.audit) as Arc<dyn Reload>);
-            tokio::spawn(reloader.run(tls.into_iter().chain(issuers).chain(audit_file).collect()))
+            pfr_service::task::spawn(reloader.run(tls.into_iter().chain(issuers).chain(audit_file).collect()))
         });
         let waiting = Arc::new(Semaphore::new(MAX_WAITING));
         let mut connections = JoinSet::new();
@@ -167,7 +167,7 @@ impl Server {
             config: self.config.clone(),
         });
         let served = domains.clone();
-        let tasks = tokio::spawn(async move { served.run().await });
+        let tasks = pfr_service::task::spawn(async move { served.run().await });
         let (data, database, storage) = (self.config.data.display(), &self.config.database, &self.config.storage);
         tracing::info!(address = %self.address, %data, %database, %storage, "serving");
         loop {
@@ -186,7 +186,7 @@ impl Server {
             match accepted {
                 Ok((stream, entering)) => {
                     let (serving, stopping) = (Arc::clone(&serving), stopping.clone());
-                    connections.spawn(async move { serving.connection(stream, entering, stopping).await });
+                    pfr_service::task::spawn_in(&mut connections, async move { serving.connection(stream, entering, stopping).await });
                 }
                 Err(error) => {
                     tracing::warn!(%error, "cannot accept a connection");

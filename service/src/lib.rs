@@ -7,6 +7,7 @@
 //! | [`few`] | lists of names in messages | |
 //! | [`buffers`] | memory that is used again | |
 //! | [`units`] | sizes and numbers in messages | |
+//! | [`task`] | tasks of the runtime | |
 //! | [`settings`] | settings from flags, environment and a file | `program` |
 //! | [`secret`] | tokens and passwords that cannot be printed | `program` |
 //! | [`user_dirs`] | the folders of the user | `program` |
@@ -35,6 +36,7 @@ pub mod secret;
 pub mod settings;
 #[cfg(feature = "program")]
 pub mod signals;
+pub mod task;
 #[cfg(feature = "program")]
 pub mod traces;
 pub mod units;

@@ -91,7 +91,7 @@ pub fn of_server() -> io::Result<impl Future<Output = Signal>> {
     Ok(async move {
         let first = caught.next().await;
         tracing::info!(signal = %first, "stopping; a second signal stops at once");
-        tokio::spawn(async move {
+        crate::task::spawn(async move {
             let second = caught.next().await;
             tracing::warn!(signal = %second, "second signal: stopping at once");
             std::process::exit(1);

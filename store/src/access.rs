@@ -5,6 +5,7 @@
 //! so a rebuilt database has none.
 
 use crate::Store;
+use crate::boxed;
 use crate::error::{Error, Result};
 use crate::metadata::{AccessTokenRow, Page};
 use pfr_schema::{AccessScope, AccessToken, AccessTokenId, DomainName};
@@ -53,6 +54,7 @@ impl AccessTokens {
     /// [`Error::Invalid`] if the label or the number of scopes is out of bounds, or if the token
     /// would expire in the past or after the year 9999. [`Error::DomainUnknown`] if the domain does
     /// not exist or is being deleted.
+    #[boxed]
     pub async fn create(&self, new: NewAccessToken) -> Result<(AccessToken, AccessTokenRow)> {
         let NewAccessToken { label, domain, scopes, expires_at } = new;
         let label = label.trim().to_owned();
@@ -84,6 +86,7 @@ impl AccessTokens {
     ///
     /// # Errors
     /// [`Error::Invalid`] if `after` is not a cursor that an earlier page gave.
+    #[boxed]
     pub async fn list(&self, after: Option<String>, limit: usize) -> Result<Page<AccessTokenRow>> {
         self.store.metadata.access_tokens(after, limit).await
     }
@@ -92,6 +95,7 @@ impl AccessTokens {
     ///
     /// # Errors
     /// [`Error::TokenUnknown`] if no token has this id.
+    #[boxed]
     pub async fn revoke(&self, id: &AccessTokenId) -> Result<AccessTokenRow> {
         self.store.metadata.revoke_access_token(id.clone(), self.store.audit_entry()).await
     }
@@ -101,6 +105,7 @@ impl AccessTokens {
     ///
     /// # Errors
     /// [`Error::Unavailable`] if the database cannot be asked.
+    #[boxed]
     pub async fn find(&self, token: &AccessToken) -> Result<Option<AccessTokenRow>> {
         let row = self.store.metadata.access_token(token.id()).await?;
         Ok(row.filter(|row| bool::from(row.hash.as_bytes().ct_eq(token.hash().as_bytes()))))
@@ -110,6 +115,7 @@ impl AccessTokens {
     ///
     /// # Errors
     /// [`Error::Unavailable`] if the database cannot be asked.
+    #[boxed]
     pub async fn note_use(&self, row: &AccessTokenRow) -> Result<()> {
         let now = self.store.options.clock.now();
         if row.used_at.is_some_and(|used| now < used.saturating_add(USE_RESOLUTION.as_millis() as u64)) {

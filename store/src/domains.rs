@@ -15,6 +15,7 @@ mod home;
 pub use home::{DomainHome, DomainPacks, DomainTables};
 
 use crate::access::AccessTokens;
+use crate::boxed;
 use crate::encryption::{self, DomainKey, Keys, WrappedKey};
 use crate::error::{Error, Result};
 use crate::metadata::{AuditEntry, DomainRow, DomainStep, Page};
@@ -141,6 +142,7 @@ impl Domains {
     /// [`Error::DomainUnknown`], also while it is being deleted. [`Error::Unavailable`] if its
     /// database is to be rebuilt. [`Error::Locked`] if its key cannot be unwrapped; after a failure
     /// at once, also while the key is tried again.
+    #[boxed]
     pub async fn open(&self, name: &DomainName) -> Result<Store> {
         if name.is_default() {
             return Ok(self.0.default.clone());
@@ -182,6 +184,7 @@ impl Domains {
     ///
     /// # Errors
     /// [`Error::Unavailable`] if the catalogue cannot be read.
+    #[boxed]
     pub async fn open_all(&self) -> Result<Vec<(DomainName, Store)>> {
         let (mut stores, mut exist, mut after) = (Vec::new(), HashSet::new(), None);
         let mut opening = JoinSet::new();
@@ -219,7 +222,7 @@ impl Domains {
             return;
         }
         let under_way = UnderWay { domains: Self(Arc::clone(&self.0), None), name: name.clone() };
-        tasks.spawn(async move {
+        pfr_service::task::spawn_in(tasks, async move {
             let UnderWay { domains, name } = &under_way;
             let _place = domains.0.places.acquire().await.ok()?;
             match domains.open(name).await {
@@ -241,6 +244,7 @@ impl Domains {
     /// there can be no other domains here, if no key was given for a domain that is to be
     /// encrypted, or if one of this name was half removed when the catalogue was lost.
     /// [`Error::Locked`] if the key cannot be used.
+    #[boxed]
     pub async fn create(&self, name: &DomainName) -> Result<(DomainInfo, bool)> {
         self.create_as(name, None).await
     }
@@ -250,6 +254,7 @@ impl Domains {
     /// # Errors
     /// As [`Self::create`]; [`Error::Invalid`] too if a domain is there that is not as it is to be,
     /// or its bytes, after the catalogue was lost: that does not change.
+    #[boxed]
     pub async fn create_as(&self, name: &DomainName, encrypted: Option<bool>) -> Result<(DomainInfo, bool)> {
         if name.is_default() {
             let info = self.default_info();
@@ -286,6 +291,7 @@ impl Domains {
     /// [`Error::Locked`] if the key cannot be unwrapped, or another one lies beside the packs.
     /// [`Error::DomainUnknown`], also while it is being deleted. [`Error::Unavailable`] if the
     /// storage is away: the catalogue may have the new one then; once more does the rest.
+    #[boxed]
     pub async fn rewrap(&self, name: &DomainName) -> Result<bool> {
         if !name.is_default() {
             self.live(name).await?;
@@ -337,6 +343,7 @@ impl Domains {
     ///
     /// # Errors
     /// As [`Self::create`], and [`Error::DomainUnknown`] if nothing lies there.
+    #[boxed]
     pub async fn adopt(&self, name: &DomainName) -> Result<Store> {
         if name.is_default() {
             return Ok(self.0.default.clone());
@@ -354,6 +361,7 @@ impl Domains {
     ///
     /// # Errors
     /// [`Error::Unavailable`].
+    #[boxed]
     pub async fn find(&self) -> Result<Vec<DomainName>> {
         let Some(home) = &self.0.home else { return Ok(Vec::new()) };
         let names = home.find().await?;
@@ -375,6 +383,7 @@ impl Domains {
     /// # Errors
     /// [`Error::DomainUnknown`]. [`Error::Invalid`] for the default domain, and without `lost` for
     /// such tables: the catalogue was lost, and the storage may not be mounted.
+    #[boxed]
     pub async fn delete(&self, name: &DomainName, lost: bool) -> Result<DomainInfo> {
         if name.is_default() {
             return Err(Error::Invalid("the default domain cannot be deleted".into()));
@@ -400,6 +409,7 @@ impl Domains {
     /// # Errors
     /// The first, after the step of every domain was tried; the next call goes on.
     /// [`Error::Unavailable`] if the catalogue cannot be read.
+    #[boxed]
     pub async fn remove_deleted(&self, budget: &Budget) -> Result<RunEnd> {
         let (mut end, mut failed) = (RunEnd::Finished, None);
         for (name, step) in self.catalogue().deleted_domains(self.0.default.options.lease).await? {
@@ -446,6 +456,7 @@ impl Domains {
     ///
     /// # Errors
     /// [`Error::DomainUnknown`].
+    #[boxed]
     pub async fn get(&self, name: &DomainName) -> Result<DomainInfo> {
         if name.is_default() {
             return Ok(self.default_info());
@@ -458,6 +469,7 @@ impl Domains {
     ///
     /// # Errors
     /// [`Error::Invalid`] for a cursor that is none.
+    #[boxed]
     pub async fn list(&self, after: Option<String>, limit: usize) -> Result<Page<DomainInfo>> {
         let is_ahead = after.as_deref().is_none_or(|after| after < DomainName::DEFAULT);
         let Page { rows, mut next } = self.catalogue().domains(after, limit).await?;

@@ -93,7 +93,7 @@ impl Store {
             return decode(digest, &frame, &self.options.limits);
         }
         let (digest, limits) = (*digest, self.options.limits.clone());
-        tokio::task::spawn_blocking(move || decode(&digest, &frame, &limits)).await.map_err(|e| Error::Internal(e.to_string()))?
+        pfr_service::task::spawn_blocking(move || decode(&digest, &frame, &limits)).await.map_err(|e| Error::Internal(e.to_string()))?
     }
 }
 

@@ -106,7 +106,7 @@ async fn read_through(
         }
         at += piece.len() as u64;
         pace.take(piece.len() as u64).await;
-        checks = tokio::task::spawn_blocking(move || {
+        checks = pfr_service::task::spawn_blocking(move || {
             checks.feed(&piece);
             checks
         })

@@ -55,7 +55,7 @@ impl Store {
 
     /// Writes an object; returns its row, which is to be recorded now that it is durable.
     async fn put_journal(&self, journal: Journal) -> Result<JournalRow> {
-        let (row, bytes) = tokio::task::spawn_blocking(move || {
+        let (row, bytes) = pfr_service::task::spawn_blocking(move || {
             let (key, bytes) = journal.to_object();
             (row_of(&key, &journal), bytes)
         })
@@ -111,7 +111,7 @@ impl Store {
         }
         let bytes = found.bytes().await.map_err(failed)?;
         let key = key.to_owned();
-        let parsed = tokio::task::spawn_blocking(move || Journal::parse(&key, &bytes, &limits)).await;
+        let parsed = pfr_service::task::spawn_blocking(move || Journal::parse(&key, &bytes, &limits)).await;
         Ok(Some(parsed.map_err(|e| Error::Internal(e.to_string()))??))
     }
 }

@@ -231,6 +231,7 @@ impl Storage {
     /// # Errors
     /// [`Error::Invalid`] if it cannot sign, [`Error::Unavailable`] if its credentials cannot be
     /// had.
+    #[boxed]
     pub async fn signed_url(&self, path: &str, expires: Duration) -> Result<String> {
         let signer = self.signer.as_ref().ok_or_else(|| Error::Invalid(format!("{} has no signed URLs", self.url)))?;
         let whole = self.prefix.parts().chain(Path::from(path).parts()).collect::<Path>();
@@ -242,6 +243,7 @@ impl Storage {
     ///
     /// # Errors
     /// [`Error::Invalid`] if there are no credentials for it.
+    #[boxed]
     pub async fn check_credentials(&self) -> Result<()> {
         match &self.metadata_service {
             Some(service) => credentials::must_answer(&self.url, service).await,

@@ -23,11 +23,11 @@ use groups::Outcome;
 use pfr_schema::codec::{self, Codec, Codecs, Decoder};
 use pfr_schema::frame::{CHECKSUM, Event, Header, Parser};
 use pfr_schema::{FormatError, Hasher, Limits};
+use pfr_service::task::Task;
 use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::task::JoinHandle;
 
 /// Frames up to this many payload bytes are held whole; larger ones pass in pieces.
 pub const WHOLE_MAX: u64 = 4 << 20;
@@ -263,7 +263,7 @@ pub(crate) struct Verifier {
     batch: Batch,
     /// Payload bytes of the large document that is not complete yet.
     partial: u64,
-    hashing: VecDeque<(u64, JoinHandle<Outcome>)>,
+    hashing: VecDeque<(u64, Task<Outcome>)>,
     hashing_bytes: u64,
     ready: VecDeque<Whole>,
     /// What is wrong with the frame after those that are ready.
@@ -463,7 +463,7 @@ impl Verifier {
                     let mut moved = check.take().ok_or_else(|| Error::Internal("a piece without a check".into()))?;
                     let bytes = piece.clone();
                     *check = Some(
-                        tokio::task::spawn_blocking(move || moved.update(&bytes).map(|()| moved))
+                        pfr_service::task::spawn_blocking(move || moved.update(&bytes).map(|()| moved))
                             .await
                             .map_err(|e| Error::Internal(e.to_string()))??,
                     );
@@ -490,7 +490,9 @@ impl Verifier {
                 }
                 Some(Current::Pieces { check }) => {
                     let check = check.ok_or_else(|| Error::Internal("an end without a check".into()))?;
-                    tokio::task::spawn_blocking(move || check.finish(checksum)).await.map_err(|e| Error::Internal(e.to_string()))??;
+                    pfr_service::task::spawn_blocking(move || check.finish(checksum))
+                        .await
+                        .map_err(|e| Error::Internal(e.to_string()))??;
                     Ok(Some(Step::Item(Incoming::Finish { checksum })))
                 }
                 None => Err(Error::Internal("an end without a frame".into())),
@@ -511,7 +513,7 @@ impl Verifier {
         self.hashing_bytes += bytes;
         let keep = matches!(self.purpose, For::Reader { .. });
         let (sink, stage) = (self.sink.clone(), Stage::verify(frames.len(), bytes));
-        let task = tokio::task::spawn_blocking(move || {
+        let task = pfr_service::task::spawn_blocking(move || {
             let (right, fault) = groups::verify(frames, keep, sink.as_ref());
             (right, stage.end(fault.map_or(Ok(()), Err)).err())
         });

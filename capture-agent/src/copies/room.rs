@@ -70,7 +70,7 @@ impl Room {
     async fn collect(&self) -> bool {
         let inner = Arc::clone(&self.0);
         // On a task of its own: it goes on if the capture that lacks room is given up.
-        let collecting = tokio::spawn(async move {
+        let collecting = pfr_service::task::spawn(async move {
             let mut last = inner.collected.lock().await;
             if let Some((ended, done)) = *last
                 && ended.elapsed() < COLLECTIONS

@@ -84,7 +84,7 @@ impl Drop for Allocation {
         let Some(open) = self.open.take() else { return };
         let (member, timeout) = (Arc::clone(&self.member), self.timeout);
         let sequence = self.allocated.sequence.clone();
-        self.runtime.spawn(async move {
+        pfr_service::task::spawn_on(&self.runtime, async move {
             let call = ToEngine::Discard(SequenceName { sequence: sequence.clone() });
             if let Err(error) = member.insist(timeout, call).await {
                 tracing::warn!(engine = member.engine, sequence, %error, "cannot discard an allocated sequence");

@@ -5,10 +5,10 @@ use super::pause::{GRACE, granted};
 use super::view::View;
 use crate::error::{Error, Result};
 use pfr_schema::engine::{HoldName, HoldRequest, Released, Sequence, SequenceInfo, SequenceList, ToEngine, Verb};
+use pfr_service::task::Task;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::runtime::Handle;
-use tokio::task::JoinHandle;
 
 /// State of a sequence at rest. The engine holds its blocks until this is dropped or released, or
 /// until its own limit is over, because this process may hang: then [`Hold::release`] fails.
@@ -58,10 +58,10 @@ impl Hold {
     }
 
     /// Releases the blocks in a task of its own, which returns the answer. `None` if it was done.
-    fn let_go(&mut self) -> Option<JoinHandle<Result<Released>>> {
+    fn let_go(&mut self) -> Option<Task<Result<Released>>> {
         let hold = self.name.take()?;
         let (member, timeout) = (Arc::clone(&self.member), self.timeout);
-        Some(self.runtime.spawn(async move {
+        Some(pfr_service::task::spawn_on(&self.runtime, async move {
             let answer = member.insist(timeout, ToEngine::Release(HoldName { hold })).await;
             if let Err(error) = &answer {
                 tracing::warn!(engine = member.engine, %error, "cannot release blocks of an engine");

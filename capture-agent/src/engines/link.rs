@@ -43,7 +43,7 @@ impl SocketLink {
     pub fn new(mut writer: OwnedWriteHalf) -> (Arc<Self>, JoinSet<()>) {
         let (outgoing, mut queue) = mpsc::channel::<Vec<u8>>(QUEUE);
         let mut writing = JoinSet::new();
-        writing.spawn(async move {
+        pfr_service::task::spawn_in(&mut writing, async move {
             while let Some(message) = queue.recv().await {
                 if let Err(error) = writer.write_all(&message).await {
                     // The reading side notices the end of the connection.

@@ -144,10 +144,10 @@ impl Pause {
     }
 
     /// Resumes the engine in a task of its own, which returns the answer and its time.
-    fn go_on(&mut self) -> tokio::task::JoinHandle<Result<(Resumed, Instant)>> {
+    fn go_on(&mut self) -> pfr_service::task::Task<Result<(Resumed, Instant)>> {
         let (member, still, timeout) = (Arc::clone(&self.member), self.still.take(), self.view.shared.timeout);
         let call = ToEngine::Resume(ResumeRequest { pause: self.name.clone() });
-        self.runtime.spawn(async move {
+        pfr_service::task::spawn_on(&self.runtime, async move {
             let answer = member.insist(timeout, call).await;
             let told = answer.and_then(|answer| member.read::<Resumed>("resume", answer));
             let at = Instant::now();
@@ -183,7 +183,7 @@ where
 {
     let (tell, told) = oneshot::channel();
     let calling = Arc::clone(&member);
-    tokio::spawn(async move {
+    pfr_service::task::spawn(async move {
         let answer = calling.call(call).await;
         let read = answer.and_then(|answer| calling.read::<T>(name, answer));
         // Without a receiver, `send` returns the guard as its error, which is dropped here.
@@ -209,7 +209,7 @@ impl Drop for Pin {
     fn drop(&mut self) {
         let Some(pinned) = self.pinned.take() else { return };
         let (member, timeout) = (Arc::clone(&self.member), self.timeout);
-        self.runtime.spawn(async move {
+        pfr_service::task::spawn_on(&self.runtime, async move {
             if let Err(error) = member.insist(timeout, ToEngine::Unpin(pinned)).await {
                 tracing::warn!(engine = member.engine, pin = pinned.pin, %error, "cannot unpin blocks of an engine");
             }

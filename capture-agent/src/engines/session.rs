@@ -31,7 +31,7 @@ pub(super) async fn serve(engines: Engines, answers: Arc<dyn Answers>, socket: &
         };
         match accepted {
             Ok((stream, _)) if sessions.len() < MAX_CONNECTIONS => {
-                sessions.spawn(session(engines.clone(), Arc::clone(&answers), stream));
+                pfr_service::task::spawn_in(&mut sessions, session(engines.clone(), Arc::clone(&answers), stream));
             }
             Ok(_) => tracing::warn!(limit = MAX_CONNECTIONS, "engine connection refused: too many connections"),
             Err(error) => {
@@ -201,7 +201,7 @@ async fn converse(
         };
         let (engines, answers) = (engines.clone(), Arc::clone(answers));
         let (link, engine) = (Arc::clone(link), engine.to_owned());
-        calls.spawn(async move {
+        pfr_service::task::spawn_in(&mut calls, async move {
             let answer = dispatch(&engines, &*answers, &engine, rank, call).await;
             link.answer(id, answer.map_err(|error| call_error(&error))).await;
             drop(permit);

@@ -63,7 +63,7 @@ impl Keeps {
         // The agent may have ended between the file and the pin.
         keeps.0.look().await;
         let kept = Arc::downgrade(&keeps.0);
-        tokio::spawn(async move {
+        pfr_service::task::spawn(async move {
             loop {
                 tokio::time::sleep(LOOK).await;
                 let Some(kept) = kept.upgrade() else { return };

@@ -322,7 +322,7 @@ impl Agent {
         }
         job.state = JobState::Running;
         // By itself: if the caller goes away now, no job is listed that nothing works on.
-        let begins = tokio::spawn(self.clone().list_and_work(job.clone(), request));
+        let begins = pfr_service::task::spawn(self.clone().list_and_work(job.clone(), request));
         begins.await.map_err(|error| Error::Internal(error.to_string()))??;
         Ok(job)
     }
@@ -334,7 +334,7 @@ impl Agent {
         let agent = self.clone();
         let mut tasks = self.jobs().0.tasks.lock();
         while tasks.try_join_next().is_some() {}
-        tasks.spawn(agent.work(handle, request));
+        pfr_service::task::spawn_in(&mut tasks, agent.work(handle, request));
         Ok(())
     }
 

@@ -101,7 +101,7 @@ impl Loader {
     pub fn load(&self, request: LoadRequest) -> Load {
         let progress = Arc::new(Progress { state: Mutex::new(State::Pending), gate: Mutex::new(None) });
         let (agent, room, ending) = (self.agent.clone(), Arc::clone(&self.room), Ending::of(&progress));
-        let task = self.runtime.spawn(async move {
+        let task = pfr_service::task::spawn_on(&self.runtime, async move {
             let _place = room.acquire().await;
             let prepared = Prepared::make(&agent, &request.engine, &request.from).await;
             ending.set(match prepared {
@@ -187,7 +187,7 @@ impl Load {
         *state = State::Filling;
         drop(state);
         let (agent, room, ending) = (self.loader.agent.clone(), Arc::clone(&self.loader.room), Ending::of(&self.progress));
-        let task = self.loader.runtime.spawn(async move {
+        let task = pfr_service::task::spawn_on(&self.loader.runtime, async move {
             let _place = room.acquire().await;
             let filled = prepared.fill(&agent, &sequence, &blocks, after, &gate).await;
             ending.set(match filled {

@@ -77,7 +77,7 @@ impl Saver {
     #[must_use]
     pub fn new(agent: Agent, waiting: usize) -> Self {
         let (queue, jobs) = mpsc::channel(waiting.max(1));
-        tokio::spawn(work(agent, jobs));
+        pfr_service::task::spawn(work(agent, jobs));
         Self { queue, dropped: AtomicU64::new(0) }
     }
 
@@ -106,7 +106,7 @@ async fn work(agent: Agent, mut jobs: mpsc::Receiver<(Save, Ticket)>) {
     while let Some((save, ticket)) = jobs.recv().await {
         let agent = agent.clone();
         // On a task of its own: a panic ends this save, not the saver.
-        let saving = tokio::spawn(async move {
+        let saving = pfr_service::task::spawn(async move {
             let Save { engine, sequence, pin, request } = save;
             agent.snapshot_pinned(&engine, sequence, SharedPin::new(pin), &request).await
         });

@@ -107,7 +107,7 @@ impl Llamas {
                 server: server.clone(),
             });
             let watched = Arc::clone(&llama);
-            watching.spawn(async move {
+            pfr_service::task::spawn_in(&mut watching, async move {
                 loop {
                     watched.folder.sweep();
                     // The reason is shown with the engine.

@@ -100,7 +100,7 @@ impl Pushes {
         };
         // In a task of its own: a job that was listed and not begun would hold up all later pushes
         // to its tag.
-        tokio::spawn(add).await.map_err(|panic| Error::Internal(format!("adding a push: {panic}")))?
+        pfr_service::task::spawn(add).await.map_err(|panic| Error::Internal(format!("adding a push: {panic}")))?
     }
 
     /// Adds a push of a snapshot that will be committed to the repository of `reference`. The job
@@ -198,7 +198,7 @@ impl Pushes {
     fn start(&self, id: String) {
         let mut tasks = self.0.tasks.lock();
         while tasks.try_join_next().is_some() {}
-        tasks.spawn(work::run(Arc::downgrade(&self.0), id));
+        pfr_service::task::spawn_in(&mut tasks, work::run(Arc::downgrade(&self.0), id));
     }
 }
 

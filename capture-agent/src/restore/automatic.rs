@@ -65,7 +65,7 @@ impl Searches {
         let search = Search { request: Arc::clone(&request), begun: Instant::now(), found };
         searches.insert(key, search.clone());
         let wanted = Wanted { agent: agent.clone(), engine: engine.clone(), repository, least, request };
-        tokio::spawn(async move {
+        pfr_service::task::spawn(async move {
             let found = wanted.look(Duration::from_millis(limit_ms)).await;
             tell.send_replace(Some(found));
         });

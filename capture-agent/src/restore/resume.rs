@@ -49,7 +49,7 @@ impl Resumes {
         }
         let (tell, told) = watch::channel(None);
         let (agent, (engine, reference)) = (agent.clone(), key.clone());
-        tokio::spawn(async move {
+        pfr_service::task::spawn(async move {
             let found = agent.keep_ready(&engine, &reference).await;
             tell.send_replace(Some(found.map_err(|error| format!("{}: {error}", error.code()))));
         });

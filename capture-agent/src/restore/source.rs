@@ -110,7 +110,7 @@ impl Found {
         let (passage, agent) = (passage.clone(), agent.clone());
         // Before the report: a restore that begins after it finds this.
         let under_way = agent.passages().behind.subscribe();
-        tokio::spawn(async move {
+        pfr_service::task::spawn(async move {
             match passage.finish().await {
                 Ok(()) => agent.tidy(),
                 Err(error) => {

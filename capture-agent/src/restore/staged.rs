@@ -268,7 +268,7 @@ pub(super) fn tell_soon(agent: &Agent, engine: &str) {
     // A guard may be dropped while the runtime ends: then there is no engine to tell.
     let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
     let (agent, engine) = (agent.clone(), engine.to_owned());
-    runtime.spawn(async move { tell(&agent, &engine).await });
+    pfr_service::task::spawn_on(&runtime, async move { tell(&agent, &engine).await });
 }
 
 /// A snapshot is being pulled for an engine.

@@ -376,7 +376,7 @@ impl Agent {
         };
         target.commit_begun.set();
         // Runs in a task of its own, so that a cancelled request cannot stop it halfway.
-        tokio::spawn(commit).await.map_err(|panic| Error::Internal(format!("committing: {panic}")))?
+        pfr_service::task::spawn(commit).await.map_err(|panic| Error::Internal(format!("committing: {panic}")))?
     }
 
     /// Stores those documents that are not there, children first.
@@ -404,7 +404,7 @@ impl Logits {
         let (engine, sequence, boundary) = (engine.clone(), capture.sequence.id.clone(), capture.sequence.boundary);
         let mut task = JoinSet::new();
         if top > 0 {
-            task.spawn(async move {
+            pfr_service::task::spawn_in(&mut task, async move {
                 // The snapshot is complete without logits, so an error does not fail it.
                 let oracle = engine.oracle(&sequence, boundary, top).await;
                 oracle.unwrap_or_else(|error| {

@@ -41,7 +41,7 @@ impl Drop for CaptureSession {
             return;
         }
         let (store, push) = (self.store.clone(), self.push.clone());
-        self.runtime.spawn(async move { abort(&store, &push).await });
+        pfr_service::task::spawn_on(&self.runtime, async move { abort(&store, &push).await });
     }
 }
 

@@ -51,7 +51,7 @@ pub(crate) fn frames(directory: Arc<Directory>, items: Arc<[Item]>, encoding: En
     };
     // Started when the first piece is wanted, so that a stream that is never read reads nothing.
     let start = stream::once(async move {
-        tokio::task::spawn_blocking(work);
+        pfr_service::task::spawn_blocking(work);
         stream::unfold(receiver, |mut receiver| async move { receiver.recv().await.map(|piece| (piece, receiver)) })
     });
     start.flatten().boxed()

@@ -6,6 +6,7 @@ use futures::StreamExt as _;
 use futures::stream::{self, BoxStream};
 use pfr_schema::{Algorithm, Digest, Hasher};
 use pfr_service::durable::Unfinished;
+use pfr_service::task::Task;
 use std::fs::{File, OpenOptions};
 use std::io::{BufWriter, Write as _};
 use std::ops::Range;
@@ -13,7 +14,6 @@ use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::PathBuf;
 use std::sync::Arc;
 use tokio::sync::mpsc;
-use tokio::task::JoinHandle;
 
 /// Pieces that wait for the disk, each of 256 KiB at most.
 const AHEAD: usize = 16;
@@ -73,13 +73,13 @@ impl Spool {
 /// A file that is being written by a thread of its own, which hashes it too.
 pub(crate) struct Writing {
     pieces: mpsc::Sender<Bytes>,
-    work: Option<JoinHandle<Result<Written>>>,
+    work: Option<Task<Result<Written>>>,
 }
 
 impl Writing {
     pub fn begin(spool: Spool) -> Self {
         let (pieces, incoming) = mpsc::channel(AHEAD);
-        Self { pieces, work: Some(tokio::task::spawn_blocking(move || fill(spool, incoming))) }
+        Self { pieces, work: Some(pfr_service::task::spawn_blocking(move || fill(spool, incoming))) }
     }
 
     /// Adds bytes.

@@ -29,6 +29,7 @@ use pfr_schema::codec::Codecs;
 use pfr_schema::container::Container;
 use pfr_schema::tree::Document;
 use pfr_schema::{Digest, RepositoryName, Tag, media_type};
+use pfr_service::task::Task;
 use pfr_store::{Ingested, LivePush, Opened, Store, opened_frames};
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -36,7 +37,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
-use tokio::task::{JoinHandle, JoinSet};
+use tokio::task::JoinSet;
 use tracing::Instrument as _;
 
 /// Raw bytes in one request, at most: the first blobs of a request are handed on while the others
@@ -144,7 +145,7 @@ impl Passage {
             verified: AtomicU64::new(0),
             progress,
         }));
-        tokio::spawn(stay_alive(Arc::downgrade(&passage.0), store.options().lease / RENEW));
+        pfr_service::task::spawn(stay_alive(Arc::downgrade(&passage.0), store.options().lease / RENEW));
         Ok(passage)
     }
 
@@ -202,7 +203,7 @@ impl Passage {
         let items: Vec<Item> = digests.iter().filter_map(|digest| self.0.lacking.get(digest)).copied().collect();
         self.0.wanted.fetch_add(items.iter().map(Item::bytes).sum(), Ordering::Relaxed);
         let (give, requests) = unbounded_channel();
-        let asking = tokio::spawn(ask(Arc::clone(&self.0), items, give).in_current_span());
+        let asking = pfr_service::task::spawn(ask(Arc::clone(&self.0), items, give).in_current_span());
         Arrivals { requests, current: None, asking }
     }
 
@@ -268,7 +269,7 @@ impl Drop for Inner {
             && let Ok(runtime) = Handle::try_current()
         {
             let (store, push, behind) = (self.store.clone(), self.push.clone(), self.behind.get_mut().take());
-            runtime.spawn(async move { end(&store, &push, behind).await });
+            pfr_service::task::spawn_on(&runtime, async move { end(&store, &push, behind).await });
         }
     }
 }
@@ -387,7 +388,7 @@ async fn ask(inner: Arc<Inner>, items: Vec<Item>, give: UnboundedSender<Unbounde
                 Ok(taken) => {
                     let store = inner.behind.lock().as_ref().map(|behind| behind.send.clone());
                     let to = To { taken: Mutex::new(taken), reader, store };
-                    running.spawn(request(Arc::clone(&inner), batch.to_vec(), to).in_current_span());
+                    pfr_service::task::spawn_in(&mut running, request(Arc::clone(&inner), batch.to_vec(), to).in_current_span());
                 }
                 Err(error) => _ = reader.send(Err(error)),
             }
@@ -410,7 +411,7 @@ pub struct Arrivals {
     /// For each request its blobs.
     requests: UnboundedReceiver<UnboundedReceiver<Arrival>>,
     current: Option<UnboundedReceiver<Arrival>>,
-    asking: JoinHandle<()>,
+    asking: Task<()>,
 }
 
 impl Arrivals {
@@ -455,7 +456,7 @@ impl AsRef<[u8]> for Guarded {
 #[derive(Debug)]
 struct Behind {
     send: UnboundedSender<(Opened, Arc<Part>)>,
-    task: JoinHandle<pfr_store::Result<Ingested>>,
+    task: Task<pfr_store::Result<Ingested>>,
 }
 
 impl Behind {
@@ -468,7 +469,7 @@ impl Behind {
             let mut blobs = stream::poll_fn(move |context| receive.poll_recv(context)).map(|(opened, _part)| opened);
             store.ingest_opened(&push, &mut blobs).await
         };
-        let task = tokio::spawn(taking.in_current_span());
+        let task = pfr_service::task::spawn(taking.in_current_span());
         Self { send, task }
     }
 

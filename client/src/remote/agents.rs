@@ -2,6 +2,7 @@
 
 use super::read::page;
 use super::{Remote, all_pages};
+use crate::boxed;
 use crate::error::Result;
 use pfr_schema::{AgentName, api};
 use reqwest::Method;
@@ -16,6 +17,7 @@ impl Remote {
     /// # Errors
     /// `not_found` from a registry of an older version; `denied`; `too_large` if the registry has
     /// very many agents.
+    #[boxed]
     pub async fn report_agent(&self, name: &AgentName, report: &api::AgentReport) -> Result<()> {
         let request = self.with_json(Method::PUT, self.path(&["agents", name.as_str()]), report)?;
         self.send_once(request()).await
@@ -26,6 +28,7 @@ impl Remote {
     ///
     /// # Errors
     /// `not_found` if it is not known; `denied`.
+    #[boxed]
     pub async fn forget_agent(&self, name: &AgentName) -> Result<()> {
         let url = self.path(&["agents", name.as_str()]);
         self.request(|| self.client.delete(url.clone())).await.map(drop)
@@ -35,6 +38,7 @@ impl Remote {
     ///
     /// # Errors
     /// `not_found` from a registry of an older version; `denied`.
+    #[boxed]
     pub async fn agents(&self, after: Option<&str>, limit: usize) -> Result<api::AgentList> {
         self.get(page(self.path(&["agents"]), after, limit)).await
     }
@@ -43,6 +47,7 @@ impl Remote {
     ///
     /// # Errors
     /// As [`Self::agents`].
+    #[boxed]
     pub async fn all_agents(&self) -> Result<Vec<api::AgentInfo>> {
         all_pages("the registry", usize::MAX, move |after: Option<String>| async move {
             let page = self.agents(after.as_deref(), PAGE).await?;

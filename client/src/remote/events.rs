@@ -2,6 +2,7 @@
 
 use super::Remote;
 use super::backoff::WAITS;
+use crate::boxed;
 use crate::error::Result;
 pub use pfr_schema::api::Followed;
 use pfr_schema::api::{EventId, EventKind, RESET};
@@ -83,6 +84,7 @@ impl Events {
     /// # Errors
     /// [`crate::Error::Registry`]; [`crate::Error::Unreachable`] after the retries of the remote. A
     /// registry of an older version has no events: `not_found`.
+    #[boxed]
     pub async fn next(&mut self) -> Result<Option<Followed>> {
         loop {
             let stream = match self.stream.take() {

@@ -4,6 +4,7 @@ use super::backoff::Tries;
 use super::pace::{self, Pace};
 use super::send::reason;
 use super::{FrameSource, Remote, traced};
+use crate::boxed;
 use crate::error::{Error, Result};
 use crate::slot::Slot;
 use bytes::{Bytes, BytesMut};
@@ -37,6 +38,7 @@ impl Remote {
     ///
     /// # Errors
     /// `blob_unknown` before the first byte; a stream that is cut ends with [`crate::Error::Cut`].
+    #[boxed]
     pub async fn frames(&self, repository: &RepositoryName, digests: Vec<Digest>, codecs: Codecs) -> Result<BoxFrames> {
         let frames = in_codecs(self.frames_as_sent(repository, digests, codecs).await?, codecs, &Limits::default());
         let Some(brake) = self.brake.clone() else { return Ok(frames) };

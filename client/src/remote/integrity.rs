@@ -1,6 +1,7 @@
 //! Checks of everything that a registry stores.
 
 use super::Remote;
+use crate::boxed;
 
 use crate::error::Result;
 use pfr_schema::api;
@@ -10,6 +11,7 @@ impl Remote {
     ///
     /// # Errors
     /// `overloaded` if another scrub runs.
+    #[boxed]
     pub async fn scrub(&self, full: bool, bytes_per_second: Option<u64>) -> Result<api::ScrubReport> {
         let mut url = self.path(&["scrub"]);
         if full {

@@ -2,6 +2,7 @@
 
 use super::Remote;
 use super::read::page;
+use crate::boxed;
 use crate::error::{Error, Result};
 use crate::tokens::TokenCheck;
 use pfr_schema::api::{self, TagState};
@@ -11,7 +12,12 @@ use reqwest::{Method, RequestBuilder, Url};
 use serde::Serialize;
 
 impl Remote {
-    pub(super) fn with_json<T: Serialize>(&self, method: Method, url: Url, body: &T) -> Result<impl Fn() -> RequestBuilder + use<'_, T>> {
+    pub(super) fn with_json<T: Serialize>(
+        &self,
+        method: Method,
+        url: Url,
+        body: &T,
+    ) -> Result<impl Fn() -> RequestBuilder + Send + Sync + use<'_, T>> {
         let bytes = bytes::Bytes::from(serde_json::to_vec(body).map_err(|e| Error::Internal(e.to_string()))?);
         Ok(move || self.client.request(method.clone(), url.clone()).header(CONTENT_TYPE, "application/json").body(bytes.clone()))
     }
@@ -20,6 +26,7 @@ impl Remote {
     ///
     /// # Errors
     /// `snapshot_unknown`.
+    #[boxed]
     pub async fn delete_snapshot(&self, repository: &RepositoryName, snapshot: &Digest) -> Result<()> {
         let url = self.repository_path(repository, &["snapshots", &snapshot.to_string()]);
         let key = Key::new();
@@ -30,6 +37,7 @@ impl Remote {
     ///
     /// # Errors
     /// `snapshot_unknown`, `tag_moved`.
+    #[boxed]
     pub async fn delete_snapshot_tagged(&self, repository: &RepositoryName, snapshot: &Digest, tags: &[Tag]) -> Result<()> {
         let url = self.repository_path(repository, &["snapshots", &snapshot.to_string()]);
         let (key, etag) = (Key::new(), format!("\"{}\"", api::snapshot_etag(snapshot, tags)));
@@ -40,6 +48,7 @@ impl Remote {
     ///
     /// # Errors
     /// `repository_unknown`.
+    #[boxed]
     pub async fn tags(&self, repository: &RepositoryName, after: Option<&str>, limit: usize) -> Result<api::TagList> {
         self.get(page(self.repository_path(repository, &["tags"]), after, limit)).await
     }
@@ -48,6 +57,7 @@ impl Remote {
     ///
     /// # Errors
     /// Those that say nothing about the token.
+    #[boxed]
     pub async fn check_token(&self) -> Result<TokenCheck> {
         TokenCheck::of(self.get::<api::RepositoryList>(page(self.path(&["repositories"]), None, 1)).await)
     }
@@ -56,6 +66,7 @@ impl Remote {
     ///
     /// # Errors
     /// `repository_unknown`, `tag_unknown`.
+    #[boxed]
     pub async fn tag(&self, repository: &RepositoryName, tag: &Tag) -> Result<api::TagInfo> {
         self.get(self.repository_path(repository, &["tags", tag.as_str()])).await
     }
@@ -64,6 +75,7 @@ impl Remote {
     ///
     /// # Errors
     /// `snapshot_unknown`, `tag_moved`.
+    #[boxed]
     pub async fn put_tag(&self, repository: &RepositoryName, tag: &Tag, request: &api::TagRequest) -> Result<api::TagInfo> {
         let url = self.repository_path(repository, &["tags", tag.as_str()]);
         let (key, build) = (Key::new(), self.with_json(Method::PUT, url, request)?);
@@ -74,6 +86,7 @@ impl Remote {
     ///
     /// # Errors
     /// `tag_unknown`, `tag_moved`.
+    #[boxed]
     pub async fn delete_tag(&self, repository: &RepositoryName, tag: &Tag, expected: Option<TagState>) -> Result<()> {
         let url = self.repository_path(repository, &["tags", tag.as_str()]);
         let key = Key::new();
@@ -92,6 +105,7 @@ impl Remote {
     ///
     /// # Errors
     /// `snapshot_unknown`; `tag_moved` if one of the tags exists.
+    #[boxed]
     pub async fn fork(&self, repository: &RepositoryName, request: &api::ForkRequest) -> Result<api::Forked> {
         let url = self.repository_path(repository, &["forks"]);
         let (key, build) = (Key::new(), self.with_json(Method::POST, url, request)?);

@@ -2,6 +2,7 @@
 
 use super::backoff::Tries;
 use super::{BoxFrames, Remote};
+use crate::boxed;
 use crate::error::Result;
 use pfr_schema::api;
 use pfr_schema::{ErrorCode, RepositoryName};
@@ -31,6 +32,7 @@ impl Remote {
     ///
     /// # Errors
     /// [`crate::Error::Registry`], [`crate::Error::Unreachable`]; so for every method here.
+    #[boxed]
     pub async fn open_push(&self, repository: &RepositoryName) -> Result<api::Push> {
         let url = self.repository_path(repository, &["pushes"]);
         self.json(|| self.client.post(url.clone())).await
@@ -40,6 +42,7 @@ impl Remote {
     ///
     /// # Errors
     /// `push_unknown`.
+    #[boxed]
     pub async fn missing(&self, repository: &RepositoryName, push: &str, request: &api::MissingRequest) -> Result<Missing> {
         let url = self.repository_path(repository, &["pushes", push, "missing"]);
         let asked: usize = request.groups.iter().map(|g| g.digests.len()).sum();
@@ -86,6 +89,7 @@ impl Remote {
     ///
     /// # Errors
     /// `tag_moved`, `push_unknown`, `missing_blobs`.
+    #[boxed]
     pub async fn commit(&self, repository: &RepositoryName, push: &str, request: &api::CommitRequest) -> Result<api::Committed> {
         let url = self.repository_path(repository, &["pushes", push, "commit"]);
         self.json(self.with_json(Method::POST, url, request)?).await
@@ -95,6 +99,7 @@ impl Remote {
     ///
     /// # Errors
     /// [`crate::Error::Unreachable`].
+    #[boxed]
     pub async fn abort(&self, repository: &RepositoryName, push: &str) -> Result<()> {
         let url = self.repository_path(repository, &["pushes", push]);
         match self.request(|| self.client.delete(url.clone())).await {

@@ -1,6 +1,7 @@
 //! Endpoints that read.
 
 use super::Remote;
+use crate::boxed;
 
 use crate::error::{Error, Result};
 use bytes::Bytes;
@@ -25,6 +26,7 @@ impl Remote {
     ///
     /// # Errors
     /// [`crate::Error::Registry`], [`crate::Error::Unreachable`]; so for every method here.
+    #[boxed]
     pub async fn repositories(&self, after: Option<&str>, limit: usize) -> Result<api::RepositoryList> {
         self.get(page(self.path(&["repositories"]), after, limit)).await
     }
@@ -33,6 +35,7 @@ impl Remote {
     ///
     /// # Errors
     /// `repository_unknown`.
+    #[boxed]
     pub async fn snapshots(&self, repository: &RepositoryName, after: Option<&str>, limit: usize) -> Result<api::SnapshotList> {
         self.get(page(self.repository_path(repository, &["snapshots"]), after, limit)).await
     }
@@ -42,6 +45,7 @@ impl Remote {
     ///
     /// # Errors
     /// `repository_unknown`, `tag_unknown`, `snapshot_unknown`.
+    #[boxed]
     pub async fn snapshot(&self, repository: &RepositoryName, selector: &Selector) -> Result<api::SnapshotDetail> {
         self.get(self.repository_path(repository, &["snapshots", &selector.to_string()])).await
     }
@@ -50,6 +54,7 @@ impl Remote {
     ///
     /// # Errors
     /// `repository_unknown`, `tag_unknown`, `snapshot_unknown`.
+    #[boxed]
     pub async fn lineage(&self, repository: &RepositoryName, selector: &Selector, limit: usize) -> Result<api::Lineage> {
         let url = self.repository_path(repository, &["snapshots", &selector.to_string(), "lineage"]);
         self.get(page(url, None, limit)).await
@@ -61,6 +66,7 @@ impl Remote {
     /// # Errors
     /// `snapshot_unknown`; `invalid_request` if the snapshot has several page trees and none is
     /// named.
+    #[boxed]
     pub async fn page_manifest(
         &self,
         repository: &RepositoryName,
@@ -82,6 +88,7 @@ impl Remote {
     ///
     /// # Errors
     /// `snapshot_unknown`.
+    #[boxed]
     pub async fn diff(&self, repository: &RepositoryName, a: &Selector, b: &Selector) -> Result<api::Diff> {
         self.get(self.repository_path(repository, &["snapshots", &a.to_string(), "diff", &b.to_string()])).await
     }
@@ -90,6 +97,7 @@ impl Remote {
     ///
     /// # Errors
     /// `corrupt_store`, with the first blob whose bytes do not have its digest.
+    #[boxed]
     pub async fn verify(&self, repository: &RepositoryName, snapshot: &Digest) -> Result<api::Verified> {
         let url = self.repository_path(repository, &["snapshots", &snapshot.to_string(), "verify"]);
         self.proof(|| self.client.post(url.clone())).await
@@ -100,6 +108,7 @@ impl Remote {
     ///
     /// # Errors
     /// `repository_unknown`, `too_large`.
+    #[boxed]
     pub async fn match_prefix(&self, repository: &RepositoryName, request: &api::MatchRequest) -> Result<api::MatchResponse> {
         let url = self.repository_path(repository, &["match"]);
         self.json(|| self.client.post(url.clone()).json(request)).await
@@ -109,6 +118,7 @@ impl Remote {
     ///
     /// # Errors
     /// `repository_unknown`.
+    #[boxed]
     pub async fn stats(&self, repository: Option<&RepositoryName>) -> Result<api::Stats> {
         self.get(match repository {
             Some(repository) => self.repository_path(repository, &["stats"]),
@@ -123,6 +133,7 @@ impl Remote {
     /// # Errors
     /// `repository_unknown`, `snapshot_unknown`, `tag_unknown`. [`Error::Older`] from a registry
     /// that answers with the statistics of all snapshots.
+    #[boxed]
     pub async fn stats_of(&self, repository: Option<&RepositoryName>, below: Option<&Selector>, agent: Option<&str>) -> Result<api::Stats> {
         let (mut url, below) = match repository {
             Some(repository) => (self.repository_path(repository, &["stats"]), below),
@@ -152,6 +163,7 @@ impl Remote {
     ///
     /// # Errors
     /// `too_large`; `not_found` from registries of an older version.
+    #[boxed]
     pub async fn freed(&self, request: &api::FreedRequest) -> Result<api::Freed> {
         self.count(self.with_json(Method::POST, self.path(&["freed"]), request)?).await
     }

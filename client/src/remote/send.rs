@@ -4,6 +4,7 @@ use super::Remote;
 use super::backoff::Tries;
 use super::pace::Pace;
 use super::traced;
+use crate::boxed;
 use crate::error::{Error, Result};
 use crate::slot::Slot;
 use crate::tokens::server_of;
@@ -36,9 +37,13 @@ enum Patience {
     Work(Duration),
 }
 
+/// Makes a request, for each try anew. Sending is compiled once, and not once for each request.
+type Build<'a> = dyn Fn() -> RequestBuilder + Send + Sync + 'a;
+
 impl Remote {
     /// Sends what `build` makes until a try succeeds or fails for good.
-    async fn send(&self, patience: Patience, build: impl Fn() -> RequestBuilder) -> Result<Response> {
+    #[boxed]
+    async fn send(&self, patience: Patience, build: &Build<'_>) -> Result<Response> {
         let mut tries = Tries::of(self);
         loop {
             self.round_trips.fetch_add(1, Ordering::Relaxed);
@@ -118,35 +123,40 @@ impl Remote {
     }
 
     /// [`Self::send`] with the usual time limit.
-    pub(super) async fn request(&self, build: impl Fn() -> RequestBuilder) -> Result<Response> {
-        self.send(Patience::Idle(self.options.idle_timeout), build).await
+    pub(super) async fn request(&self, build: impl Fn() -> RequestBuilder + Send + Sync) -> Result<Response> {
+        self.send(Patience::Idle(self.options.idle_timeout), &build).await
     }
 
     /// [`Self::body`], parsed.
-    pub(super) async fn json<T: DeserializeOwned>(&self, build: impl Fn() -> RequestBuilder) -> Result<T> {
+    pub(super) async fn json<T: DeserializeOwned>(&self, build: impl Fn() -> RequestBuilder + Send + Sync) -> Result<T> {
         self.parse(&self.body(build).await?)
     }
 
     /// [`Self::send`] for an answer that takes the registry hours, parsed.
-    pub(super) async fn proof<T: DeserializeOwned>(&self, build: impl Fn() -> RequestBuilder) -> Result<T> {
+    pub(super) async fn proof<T: DeserializeOwned>(&self, build: impl Fn() -> RequestBuilder + Send + Sync) -> Result<T> {
         self.patiently(PROOF_TIMEOUT, build).await
     }
 
     /// [`Self::send`] for an answer that takes the registry minutes, parsed.
-    pub(super) async fn count<T: DeserializeOwned>(&self, build: impl Fn() -> RequestBuilder) -> Result<T> {
+    pub(super) async fn count<T: DeserializeOwned>(&self, build: impl Fn() -> RequestBuilder + Send + Sync) -> Result<T> {
         self.patiently(COUNT_TIMEOUT, build).await
     }
 
-    async fn patiently<T: DeserializeOwned>(&self, limit: Duration, build: impl Fn() -> RequestBuilder) -> Result<T> {
-        let response = self.send(Patience::Work(limit), build).await?;
+    async fn patiently<T: DeserializeOwned>(&self, limit: Duration, build: impl Fn() -> RequestBuilder + Send + Sync) -> Result<T> {
+        let response = self.send(Patience::Work(limit), &build).await?;
         self.parse(&self.read(response, ANSWER).await?)
     }
 
     /// [`Self::request`] and its complete answer. If the answer is cut, the request is sent again.
-    pub(super) async fn body(&self, build: impl Fn() -> RequestBuilder) -> Result<Bytes> {
+    pub(super) async fn body(&self, build: impl Fn() -> RequestBuilder + Send + Sync) -> Result<Bytes> {
+        self.whole(&build).await
+    }
+
+    #[boxed]
+    async fn whole(&self, build: &Build<'_>) -> Result<Bytes> {
         let mut tries = Tries::of(self);
         loop {
-            let response = self.request(&build).await?;
+            let response = self.send(Patience::Idle(self.options.idle_timeout), build).await?;
             match self.read(response, ANSWER).await {
                 Ok(bytes) => return Ok(bytes),
                 Err(error) => tries.again(error, None).await?,

@@ -154,7 +154,7 @@ impl AuditFile {
     /// Works on the file, off the async threads.
     async fn on_file<T: Send + 'static>(&self, work: impl FnOnce(&Path) -> io::Result<T> + Send + 'static) -> Result<T, Error> {
         let path = self.path.clone();
-        let done = tokio::task::spawn_blocking(move || work(&path).map_err(|source| Error::File { path, source })).await;
+        let done = pfr_service::task::spawn_blocking(move || work(&path).map_err(|source| Error::File { path, source })).await;
         done.map_err(|panic| Error::Bug(panic.to_string()))?
     }
 }

@@ -35,6 +35,7 @@ use parking_lot::Mutex;
 use pfr_schema::api::{AuditOutcome, AuditRecord};
 use pfr_schema::{Digest, DomainName, ErrorCode, RepositoryName, Tag};
 use pfr_service::problem;
+use pfr_service::task::Task;
 use pfr_store::{AuditEntry, Budget, Error, Freeing};
 use repeats::{Pending, Repeats};
 use std::net::IpAddr;
@@ -42,7 +43,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::sync::Notify;
-use tokio::task::JoinHandle;
 
 /// How long the answer to a refused request waits for its record.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -121,17 +121,17 @@ impl Reload for Audit {
 }
 
 /// What runs for the audit log beside requests.
-pub(crate) struct Auditing(Vec<(Budget, JoinHandle<()>)>);
+pub(crate) struct Auditing(Vec<(Budget, Task<()>)>);
 
 impl Auditing {
     /// Begins to write what was counted, and to follow the log in a file if there is to be one.
     pub(crate) fn begin(audit: Arc<Audit>, domains: Domains, file: Option<AuditFile>) -> Self {
         let counting = Budget::default();
         let stopping = counting.clone();
-        let mut tasks = vec![(counting, tokio::spawn(async move { audit.run(&domains, &stopping).await }))];
+        let mut tasks = vec![(counting, pfr_service::task::spawn(async move { audit.run(&domains, &stopping).await }))];
         if let Some(file) = file {
             let following = Budget::default();
-            tasks.push((following.clone(), tokio::spawn(file.run(following))));
+            tasks.push((following.clone(), pfr_service::task::spawn(file.run(following))));
         }
         Self(tasks)
     }
@@ -342,7 +342,7 @@ impl Trail {
         // In a task of its own: a client that leaves without reading its answer must not take its
         // record with it.
         let (audit, domains) = (Arc::clone(&inner.audit), domains.clone());
-        let writing = tokio::spawn(async move {
+        let writing = pfr_service::task::spawn(async move {
             for pending in due {
                 audit.write(&domains, pending).await;
             }

@@ -183,7 +183,7 @@ impl Gate {
     /// Notes the use beside the request, which must not wait for it, nor fail with it.
     fn note_use(&self, row: Arc<AccessTokenRow>) {
         let tokens = self.tokens.clone();
-        tokio::spawn(async move {
+        pfr_service::task::spawn(async move {
             if let Err(error) = tokens.note_use(&row).await {
                 tracing::debug!(%error, token = %row.id, "noting the use of a token failed");
             }

@@ -15,7 +15,7 @@ pub(super) fn run(config: Config) -> Result<(), Error> {
         let signal = signals::of_server().map_err(Error::Runtime)?;
         if let Some(reloader) = server.reloader() {
             let mut hangups = signals::hangups().map_err(Error::Runtime)?;
-            tokio::spawn(async move {
+            pfr_service::task::spawn(async move {
                 while hangups.recv().await.is_some() {
                     reloader.reload();
                 }

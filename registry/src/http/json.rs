@@ -46,7 +46,7 @@ impl<T: DeserializeOwned + Send + 'static> FromRequest<App> for JsonBody<T> {
         } else {
             // A hundred thousand digests take tens of milliseconds: too long for a thread that
             // moves the bytes of other requests.
-            tokio::task::spawn_blocking(move || parse(&bytes)).await.map_err(|e| ApiError::internal(e.to_string()))??
+            pfr_service::task::spawn_blocking(move || parse(&bytes)).await.map_err(|e| ApiError::internal(e.to_string()))??
         };
         Ok(Self { value, _permit: permit })
     }

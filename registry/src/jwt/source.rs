@@ -126,7 +126,7 @@ impl Published {
         *begun = Some(Instant::now());
         self.kept.send_modify(|kept| kept.is_fetching = true);
         let this = Arc::clone(self);
-        tokio::spawn(async move {
+        pfr_service::task::spawn(async move {
             let got = tokio::time::timeout(FETCH, get(&this.client, &this.url)).await;
             let got = got.unwrap_or_else(|_| Err(format!("no answer within {} seconds", FETCH.as_secs())));
             if let Err(reason) = &got {
@@ -193,7 +193,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let published = fetcher.published(format!("https://{}/", listener.local_addr().unwrap())).unwrap();
         let (answer, counter) = (Arc::clone(answer), Arc::clone(&asked));
-        tokio::spawn(async move {
+        pfr_service::task::spawn(async move {
             loop {
                 let (stream, _) = listener.accept().await.unwrap();
                 let mut stream = acceptor.accept(stream).await.unwrap();
@@ -245,7 +245,7 @@ mod tests {
         let waiting: Vec<_> = (0..WAITING + 8)
             .map(|_| {
                 let published = Arc::clone(&published);
-                tokio::spawn(async move { published.fetched().await.map(|keys| keys.len()) })
+                pfr_service::task::spawn(async move { published.fetched().await.map(|keys| keys.len()) })
             })
             .collect();
         assert_eq!(published.keys().await.unwrap().len(), 1);
@@ -255,6 +255,6 @@ mod tests {
             }
         };
         tokio::time::timeout(Duration::from_secs(60), refused).await.expect("more wait than may");
-        waiting.iter().for_each(tokio::task::JoinHandle::abort);
+        waiting.iter().for_each(pfr_service::task::Task::abort);
     }
 }

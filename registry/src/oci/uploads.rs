@@ -215,7 +215,7 @@ async fn in_a_task<T: Send + 'static>(
     work: impl Future<Output = pfr_store::Result<T>> + Send + 'static,
     stalls: &Stalls,
 ) -> Answer<Result<T, Moved>> {
-    let done = tokio::spawn(work.in_current_span()).await.map_err(|panic| ApiError::internal(format!("uploading: {panic}")))?;
+    let done = pfr_service::task::spawn(work.in_current_span()).await.map_err(|panic| ApiError::internal(format!("uploading: {panic}")))?;
     match done {
         Ok(done) => Ok(Ok(done)),
         Err(error) => match error {

@@ -65,7 +65,7 @@ impl Pulls {
             running.pulls.pull(&remote, &running.key.0, running.key.1).await
         };
         // A part of the trace of the reader that asked first.
-        let task = tokio::spawn(pulling.in_current_span());
+        let task = pfr_service::task::spawn(pulling.in_current_span());
         async move { task.await.unwrap_or_else(|error| Err(ApiError::internal(error.to_string()))) }.boxed().shared()
     }
 

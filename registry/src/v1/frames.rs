@@ -55,7 +55,8 @@ pub(crate) async fn put(
         }
         ingested
     };
-    let ingested = tokio::spawn(ingest.in_current_span()).await.map_err(|panic| ApiError::internal(format!("uploading: {panic}")))?;
+    let ingested =
+        pfr_service::task::spawn(ingest.in_current_span()).await.map_err(|panic| ApiError::internal(format!("uploading: {panic}")))?;
     let ingested = ingested.map_err(|error| stalls.explain(error))?;
     metrics::counter!(FRAMES_RECEIVED).increment(ingested.frames);
     metrics::counter!(RAW_RECEIVED).increment(ingested.raw_bytes);

@@ -35,7 +35,7 @@ pub(crate) async fn start(Access { domain, .. }: Access<Admin, AllRepositories>,
     }
     let (first, first_report) = oneshot::channel();
     let collector = domain.collector.clone();
-    let run = tokio::spawn(async move {
+    let run = pfr_service::task::spawn(async move {
         let mut first = Some(first);
         let progress = |report: &api::GcReport| {
             if let Some(first) = first.take() {

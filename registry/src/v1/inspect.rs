@@ -81,7 +81,7 @@ pub(crate) async fn page_manifest(
         let bytes = manifest.to_bytes();
         (Digest::sha256(&bytes), bytes)
     };
-    let (digest, bytes) = tokio::task::spawn_blocking(encode).await.map_err(|e| ApiError::internal(e.to_string()))?;
+    let (digest, bytes) = pfr_service::task::spawn_blocking(encode).await.map_err(|e| ApiError::internal(e.to_string()))?;
     let mut response = Response::new(Body::from(bytes));
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(FLAT_MANIFEST));
     response.headers_mut().insert(header::ETAG, etag(&digest));

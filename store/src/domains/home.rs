@@ -285,7 +285,7 @@ async fn is_there(path: PathBuf) -> Result<bool> {
 /// Runs calls of the file system on a blocking thread. On a mount that hangs, they would keep an
 /// async thread from the requests of other domains.
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
-    tokio::task::spawn_blocking(work).await.map_err(|e| Error::Internal(e.to_string()))?
+    pfr_service::task::spawn_blocking(work).await.map_err(|e| Error::Internal(e.to_string()))?
 }
 
 async fn remove_object(bucket: &Arc<dyn ObjectStore>, at: &Path) -> Result<()> {
@@ -311,7 +311,7 @@ async fn removed(what: PathBuf, remove: fn(&std::path::Path) -> io::Result<()>) 
         Err(error) => Err(error),
         Ok(()) => what.parent().map_or(Ok(()), durable::sync_dir),
     };
-    let done = tokio::task::spawn_blocking(work).await.map_err(|e| Error::Internal(e.to_string()))?;
+    let done = pfr_service::task::spawn_blocking(work).await.map_err(|e| Error::Internal(e.to_string()))?;
     done.map_err(|e| Error::io("directory", &path, &e))
 }
 
@@ -335,7 +335,7 @@ mod tests {
             let beside = Store::open_in_memory(crate::Options::default()).await.expect("a store");
             // As if a call hung: the only blocking thread is busy.
             let (hung, goes_on) = std::sync::mpsc::channel::<()>();
-            let busy = tokio::task::spawn_blocking(move || goes_on.recv());
+            let busy = pfr_service::task::spawn_blocking(move || goes_on.recv());
             let mut opening = pin!(home.open(&name, &beside));
             assert!(opening.as_mut().now_or_never().is_none());
             assert!(!dir.path().join(DomainName::FOLDER).exists(), "an async thread made it");

@@ -154,7 +154,7 @@ impl ObjectStore for SealedObjects {
 
 /// Runs CPU-heavy work, or a read, off the async threads.
 pub(super) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T> {
-    Ok(tokio::task::spawn_blocking(work).await?)
+    Ok(pfr_service::task::spawn_blocking(work).await?)
 }
 
 /// Encrypted bytes that come from the inner storage.

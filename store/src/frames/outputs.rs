@@ -3,11 +3,11 @@
 use crate::error::Result;
 use bytes::Bytes;
 use parking_lot::Mutex;
+use pfr_service::task::Task;
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 /// Time for which a client may leave a piece unread before its download may lose its place.
@@ -70,7 +70,7 @@ pub(super) struct Hold {
     /// When a piece was handed out; none while the client waits for the next one.
     pub handed: Option<Instant>,
     pub ready: VecDeque<(At, Bytes)>,
-    pub reading: VecDeque<(At, JoinHandle<Result<Pieces>>)>,
+    pub reading: VecDeque<(At, Task<Result<Pieces>>)>,
     /// The position of the next read.
     pub next: At,
 }

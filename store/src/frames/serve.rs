@@ -147,7 +147,7 @@ impl Download {
                 let place = |range: &Range<u64>| At { extent: at.extent, offset: range.start };
                 Ok(ranges.iter().map(place).zip(pieces).collect())
             };
-            let task = tokio::spawn(read.in_current_span());
+            let task = pfr_service::task::spawn(read.in_current_span());
             hold.reading.push_back((at, task));
         }
     }

@@ -47,7 +47,7 @@ impl Work {
     /// Runs `work` off the async threads. It keeps the place even after the caller has left.
     async fn run<T: Send + 'static>(&self, work: impl FnOnce(&Self) -> Result<T> + Send + 'static) -> Result<T> {
         let this = self.clone();
-        tokio::task::spawn_blocking(move || work(&this)).await.map_err(|e| Error::Internal(e.to_string()))?
+        pfr_service::task::spawn_blocking(move || work(&this)).await.map_err(|e| Error::Internal(e.to_string()))?
     }
 }
 
@@ -208,7 +208,7 @@ mod tests {
         let caller = Caller(Work::new(Some(Arc::clone(&places).acquire_owned().await.unwrap())));
         let work = caller.0.clone();
         let (begin, begun) = tokio::sync::oneshot::channel();
-        let running = tokio::spawn(async move {
+        let running = pfr_service::task::spawn(async move {
             let hash = move |work: &Work| {
                 begin.send(()).unwrap();
                 while work.go_on() {

@@ -299,7 +299,7 @@ impl Rebuild<'_> {
         let mut frame = header.to_bytes();
         frame.extend_from_slice(&bytes[frame.len()..]);
         let (digest, limits) = (*digest, self.store.options.limits.clone());
-        let decoded = tokio::task::spawn_blocking(move || decode(&digest, &frame.into(), &limits)).await;
+        let decoded = pfr_service::task::spawn_blocking(move || decode(&digest, &frame.into(), &limits)).await;
         Ok(decoded.map_err(|e| Error::Internal(e.to_string()))?.ok())
     }
 

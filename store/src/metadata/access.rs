@@ -24,18 +24,18 @@ fn row((id, hash, label, domain, scopes, created_at, expires_at, used_at, revoke
     AccessTokenRow { id, hash, label, domain, scopes, created_at, expires_at, used_at, revoked_at }
 }
 
-pub(super) async fn token<T: Tx>(tx: &mut T, id: &AccessTokenId) -> Outcome<Option<AccessTokenRow>> {
+pub(super) async fn token(tx: &mut dyn Tx, id: &AccessTokenId) -> Outcome<Option<AccessTokenRow>> {
     Ok(tx.first(select!("WHERE id = $1"), values![id]).await?.map(row))
 }
 
-pub(super) async fn tokens<T: Tx>(tx: &mut T, after: Option<&str>, limit: usize) -> Outcome<Page<AccessTokenRow>> {
+pub(super) async fn tokens(tx: &mut dyn Tx, after: Option<&str>, limit: usize) -> Outcome<Page<AccessTokenRow>> {
     let find = select!("WHERE id > $1 ORDER BY id LIMIT $2");
     let rows: Vec<Row> = tx.query(find, values![cursor(after, "")?, one_more(limit)]).await?;
     Ok(paged(rows.into_iter().map(row).collect(), limit, |row| row.id.to_string()))
 }
 
-pub(super) async fn create<T: Tx>(
-    tx: &mut T,
+pub(super) async fn create(
+    tx: &mut dyn Tx,
     token: &AccessTokenRow,
     kept: Duration,
     audit: Option<&AuditEntry>,
@@ -66,7 +66,7 @@ pub(super) async fn create<T: Tx>(
     Ok(is_new.then(|| AccessTokenRow { created_at: now, used_at: None, revoked_at: None, ..token.clone() }))
 }
 
-pub(super) async fn revoke<T: Tx>(tx: &mut T, id: &AccessTokenId, audit: Option<&AuditEntry>) -> Outcome<AccessTokenRow> {
+pub(super) async fn revoke(tx: &mut dyn Tx, id: &AccessTokenId, audit: Option<&AuditEntry>) -> Outcome<AccessTokenRow> {
     let now = tx.now().await?;
     tx.execute("UPDATE access_tokens SET revoked_at = $2 WHERE id = $1 AND revoked_at IS NULL", values![id, now]).await?;
     let row = token(tx, id).await?.ok_or_else(|| Error::TokenUnknown(id.clone()))?;
@@ -74,19 +74,19 @@ pub(super) async fn revoke<T: Tx>(tx: &mut T, id: &AccessTokenId, audit: Option<
     Ok(row)
 }
 
-pub(super) async fn used<T: Tx>(tx: &mut T, id: &AccessTokenId, resolution: Duration) -> Outcome<()> {
+pub(super) async fn used(tx: &mut dyn Tx, id: &AccessTokenId, resolution: Duration) -> Outcome<()> {
     let now = tx.now().await?;
     let note = "UPDATE access_tokens SET used_at = $2 WHERE id = $1 AND (used_at IS NULL OR used_at <= $3)";
     tx.execute(note, values![id, now, now.saturating_sub(millis(resolution))]).await.map(drop)
 }
 
-pub(super) async fn places<T: Tx>(tx: &mut T, digests: &[Digest]) -> Outcome<Vec<(Digest, RepositoryName)>> {
+pub(super) async fn places(tx: &mut dyn Tx, digests: &[Digest]) -> Outcome<Vec<(Digest, RepositoryName)>> {
     let find = "SELECT o.digest, r.name FROM objects o JOIN manifests m ON m.object = o.id JOIN repositories r ON r.id = m.repository
                 WHERE o.digest = ANY($1)";
     tx.query(find, values![digests]).await
 }
 
-pub(super) async fn has_leased<T: Tx>(tx: &mut T, push: &PushId, digest: &Digest) -> Outcome<bool> {
+pub(super) async fn has_leased(tx: &mut dyn Tx, push: &PushId, digest: &Digest) -> Outcome<bool> {
     // `leases.rs` says how `lessee` names one session or several.
     let find = "SELECT 1 FROM pushes s JOIN objects o ON o.lessee = s.number OR o.lessee <= -s.number WHERE s.id = $1 AND o.digest = $2";
     Ok(tx.first::<i64>(find, values![&push.0, digest]).await?.is_some())

@@ -15,7 +15,7 @@ const AGENTS: u64 = 1000;
 /// whatever its interval.
 const STALE: Duration = Duration::from_secs(AgentReport::LONGEST_PATIENCE);
 
-pub(super) async fn report<T: Tx>(tx: &mut T, name: &AgentName, label: Option<&str>, report: &AgentReport) -> Outcome<()> {
+pub(super) async fn report(tx: &mut dyn Tx, name: &AgentName, label: Option<&str>, report: &AgentReport) -> Outcome<()> {
     let now = tx.now().await?;
     let document = serde_json::to_string(report).map_err(|e| Fail::internal(e.to_string()))?;
     let label = label.filter(|label| can_be_kept(label));
@@ -31,7 +31,7 @@ pub(super) async fn report<T: Tx>(tx: &mut T, name: &AgentName, label: Option<&s
 }
 
 /// Makes room for one more agent: those that reported least recently go, if they are stale.
-async fn make_room<T: Tx>(tx: &mut T, now: u64) -> Outcome<()> {
+async fn make_room(tx: &mut dyn Tx, now: u64) -> Outcome<()> {
     // Two new agents at once may both be the last one: the limit need not be exact.
     let agents: u64 = tx.one("SELECT count(*) FROM agents", &[]).await?;
     if agents < AGENTS {
@@ -47,7 +47,7 @@ async fn make_room<T: Tx>(tx: &mut T, now: u64) -> Outcome<()> {
     }
 }
 
-pub(super) async fn list<T: Tx>(tx: &mut T, after: Option<&str>, limit: usize) -> Outcome<Page<AgentInfo>> {
+pub(super) async fn list(tx: &mut dyn Tx, after: Option<&str>, limit: usize) -> Outcome<Page<AgentInfo>> {
     let now = tx.now().await?;
     let find = "SELECT name, seen_at, label, report FROM agents WHERE name > $1 ORDER BY name LIMIT $2";
     let rows: Vec<(AgentName, u64, Option<String>, String)> = tx.query(find, values![cursor(after, "")?, one_more(limit)]).await?;
@@ -61,13 +61,13 @@ pub(super) async fn list<T: Tx>(tx: &mut T, after: Option<&str>, limit: usize) -
 }
 
 /// Forgets an agent; returns whether it was known.
-pub(super) async fn forget<T: Tx>(tx: &mut T, name: &AgentName, audit: Option<&AuditEntry>) -> Outcome<bool> {
+pub(super) async fn forget(tx: &mut dyn Tx, name: &AgentName, audit: Option<&AuditEntry>) -> Outcome<bool> {
     let is_known = tx.execute("DELETE FROM agents WHERE name = $1", values![name]).await? > 0;
     audit_log::note(tx, audit.filter(|_| is_known), true, |record| record.subject = Some(name.to_string())).await?;
     Ok(is_known)
 }
 
-pub(super) async fn forget_old<T: Tx>(tx: &mut T, kept: Duration) -> Outcome<u64> {
+pub(super) async fn forget_old(tx: &mut dyn Tx, kept: Duration) -> Outcome<u64> {
     let now = tx.now().await?;
     tx.execute("DELETE FROM agents WHERE seen_at < $1", values![now.saturating_sub(millis(kept))]).await
 }

@@ -19,13 +19,13 @@ const WINDOW: i64 = 4 << 20;
 const READ: i64 = 5000;
 
 /// Objects, nodes, packs and references as one state of the tables has them.
-pub(super) async fn audit<B: Backend>(backend: &B, repair: bool) -> Result<Audit> {
+pub(super) async fn audit(backend: &dyn Backend, repair: bool) -> Result<Audit> {
     let mode = if repair { Mode::LONG_WRITE } else { Mode::LONG_SNAPSHOT };
     let mode = mode.named("audit");
     backend.run(mode, repair, |tx, repair| Box::pin(audit_all(tx, *repair))).await
 }
 
-async fn audit_all<T: Tx>(tx: &mut T, repair: bool) -> Outcome<Audit> {
+async fn audit_all(tx: &mut dyn Tx, repair: bool) -> Outcome<Audit> {
     if repair {
         // Nothing changes while differences are found and corrected. Only collections still work
         // through their queue, and drop no entry of an object without references.
@@ -91,7 +91,7 @@ impl Auditor {
     }
 
     /// Checks that every node has its row, every row its node, and that children can be read.
-    async fn containers<T: Tx>(&mut self, tx: &mut T) -> Outcome<()> {
+    async fn containers(&mut self, tx: &mut dyn Tx) -> Outcome<()> {
         let mut after = 0;
         loop {
             let find =
@@ -119,7 +119,7 @@ impl Auditor {
     }
 
     /// Calls `each` with every node and its children.
-    async fn each_container<T: Tx>(&self, tx: &mut T, mut each: impl FnMut(ObjectId, &[ObjectId]) + Send) -> Outcome<()> {
+    async fn each_container(&self, tx: &mut dyn Tx, mut each: impl FnMut(ObjectId, &[ObjectId]) + Send) -> Outcome<()> {
         let mut after = 0;
         loop {
             let find = "SELECT object, children FROM containers WHERE object > $1 ORDER BY object LIMIT $2";
@@ -137,7 +137,7 @@ impl Auditor {
     }
 
     /// References, window by window of object ids.
-    async fn references<T: Tx>(&mut self, tx: &mut T) -> Outcome<()> {
+    async fn references(&mut self, tx: &mut dyn Tx) -> Outcome<()> {
         let last: Option<ObjectId> = tx.one("SELECT MAX(id) FROM objects", &[]).await?;
         let mut end = last.unwrap_or(0);
         self.each_container(tx, |_, children| end = children.last().copied().unwrap_or(0).max(end)).await?;
@@ -150,7 +150,7 @@ impl Auditor {
         Ok(())
     }
 
-    async fn window<T: Tx>(&mut self, tx: &mut T, from: ObjectId, to: ObjectId) -> Outcome<()> {
+    async fn window(&mut self, tx: &mut dyn Tx, from: ObjectId, to: ObjectId) -> Outcome<()> {
         let place = |id: ObjectId| usize::try_from(id - from).ok().filter(|_| id < to);
         let len = place(to - 1).map_or(0, |at| at + 1);
         let (mut counts, mut sizes) = (vec![0_u32; len], vec![0_u64; len]);
@@ -197,7 +197,7 @@ impl Auditor {
     }
 
     /// What nodes and snapshots reach.
-    async fn sizes<T: Tx>(&mut self, tx: &mut T) -> Outcome<()> {
+    async fn sizes(&mut self, tx: &mut dyn Tx) -> Outcome<()> {
         let mut reach: HashMap<ObjectId, u64> = HashMap::new();
         for kind in Kind::ALL.into_iter().filter(|kind| kind.is_container()) {
             loop {
@@ -243,7 +243,7 @@ impl Auditor {
         Ok(())
     }
 
-    async fn packs<T: Tx>(&mut self, tx: &mut T) -> Outcome<()> {
+    async fn packs(&mut self, tx: &mut dyn Tx) -> Outcome<()> {
         // One pass over the objects, not one look-up for each pack.
         let find = "SELECT pack, SUM(frame_len)::bigint, COUNT(*) FROM objects GROUP BY pack";
         let rows: Vec<(PackId, u64, u64)> = tx.query(find, &[]).await?;
@@ -269,7 +269,7 @@ impl Auditor {
     }
 
     /// What the quota says is used.
-    async fn quota<T: Tx>(&mut self, tx: &mut T) -> Outcome<()> {
+    async fn quota(&mut self, tx: &mut dyn Tx) -> Outcome<()> {
         let Some(used) = quota::used(tx).await? else { return Ok(()) };
         self.held.snapshots = tx.one("SELECT COUNT(*) FROM manifests", &[]).await?;
         let Growth { bytes, objects, snapshots } = self.held;
@@ -284,7 +284,7 @@ impl Auditor {
         Ok(())
     }
 
-    async fn correct<T: Tx>(&mut self, tx: &mut T) -> Outcome<()> {
+    async fn correct(&mut self, tx: &mut dyn Tx) -> Outcome<()> {
         macro_rules! set {
             ($table:literal, $column:literal, $id:literal) => {
                 concat!(
@@ -324,7 +324,7 @@ impl Auditor {
     }
 }
 
-async fn set<T: Tx>(tx: &mut T, statement: &'static str, pairs: &[(i64, u64)]) -> Outcome<()> {
+async fn set(tx: &mut dyn Tx, statement: &'static str, pairs: &[(i64, u64)]) -> Outcome<()> {
     let columns = vec![pairs.iter().map(|(id, _)| *id).collect(), pairs.iter().map(|(_, value)| *value).collect()];
     tx.execute_each(statement, columns, &[]).await?;
     Ok(())

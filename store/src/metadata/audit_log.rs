@@ -12,7 +12,7 @@ use std::time::Duration;
 /// Writes the record of a change, if it is to have one: in the transaction of the change, and as
 /// its last statement. A reader that wants no gaps waits for all transactions that have written a
 /// record, and others wait behind it.
-pub(super) async fn note<T: Tx>(tx: &mut T, entry: Option<&AuditEntry>, is_new: bool, about: impl FnOnce(&mut AuditRecord)) -> Outcome<()> {
+pub(super) async fn note(tx: &mut dyn Tx, entry: Option<&AuditEntry>, is_new: bool, about: impl FnOnce(&mut AuditRecord)) -> Outcome<()> {
     let Some(entry) = entry else { return Ok(()) };
     let mut record = entry.record.clone();
     if !is_new {
@@ -22,11 +22,11 @@ pub(super) async fn note<T: Tx>(tx: &mut T, entry: Option<&AuditEntry>, is_new: 
     insert(tx, &record, entry.of_registry).await
 }
 
-pub(super) async fn add<T: Tx>(tx: &mut T, entry: &AuditEntry) -> Outcome<()> {
+pub(super) async fn add(tx: &mut dyn Tx, entry: &AuditEntry) -> Outcome<()> {
     insert(tx, &entry.record, entry.of_registry).await
 }
 
-async fn insert<T: Tx>(tx: &mut T, record: &AuditRecord, of_registry: bool) -> Outcome<()> {
+async fn insert(tx: &mut dyn Tx, record: &AuditRecord, of_registry: bool) -> Outcome<()> {
     let now = tx.now().await?;
     let text = serde_json::to_string(record).map_err(|e| Fail::internal(e.to_string()))?;
     let insert = "INSERT INTO audit_log (noted_at, token, repository, of_registry, record) VALUES ($1, $2, $3, $4, $5)";
@@ -79,7 +79,7 @@ macro_rules! select {
 /// Lists of all records, of those of a repository, and of those of a token, each by its index.
 type Lists = [&'static str; 3];
 
-pub(super) async fn records<T: Tx>(tx: &mut T, filter: &AuditFilter, after: Option<&str>, limit: usize) -> Outcome<Page<AuditRecord>> {
+pub(super) async fn records(tx: &mut dyn Tx, filter: &AuditFilter, after: Option<&str>, limit: usize) -> Outcome<Page<AuditRecord>> {
     // PostgreSQL hands numbers out before they become visible: see `journal::settle`.
     const SETTLE: Sql = Sql::only_postgres("LOCK TABLE audit_log IN SHARE MODE");
     let (lists, first): (Lists, i64) = match filter.oldest_first {
@@ -112,11 +112,11 @@ pub(super) async fn records<T: Tx>(tx: &mut T, filter: &AuditFilter, after: Opti
 }
 
 /// The number of the newest record; 0 without any.
-pub(super) async fn last<T: Tx>(tx: &mut T) -> Outcome<u64> {
+pub(super) async fn last(tx: &mut dyn Tx) -> Outcome<u64> {
     tx.one("SELECT COALESCE(MAX(number), 0) FROM audit_log", &[]).await
 }
 
-pub(super) async fn trim<T: Tx>(tx: &mut T, kept: Duration, rows: u64, limit: usize) -> Outcome<u64> {
+pub(super) async fn trim(tx: &mut dyn Tx, kept: Duration, rows: u64, limit: usize) -> Outcome<u64> {
     let old = tx.now().await?.saturating_sub(millis(kept));
     let by_time =
         "DELETE FROM audit_log WHERE number = ANY(ARRAY(SELECT number FROM audit_log WHERE noted_at < $1 ORDER BY noted_at LIMIT $2))";

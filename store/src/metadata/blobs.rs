@@ -17,7 +17,7 @@ use pfr_schema::{Digest, Kind, RepositoryName};
 use std::collections::{BTreeSet, HashMap, HashSet};
 
 /// Puts stored blobs into a repository; they are locked, and those that are gone are left out.
-async fn link_all<T: Tx>(tx: &mut T, repository: i64, ids: &[ObjectId]) -> Outcome<usize> {
+async fn link_all(tx: &mut dyn Tx, repository: i64, ids: &[ObjectId]) -> Outcome<usize> {
     lock(tx, ids).await?;
     // Of any kind: the bytes of a manifest may be uploaded as a blob, and a refusal would say that
     // some repository has the manifest.
@@ -29,7 +29,7 @@ async fn link_all<T: Tx>(tx: &mut T, repository: i64, ids: &[ObjectId]) -> Outco
     Ok(count)
 }
 
-pub(super) async fn link<T: Tx>(tx: &mut T, push: &PushId, digest: &Digest) -> Outcome<()> {
+pub(super) async fn link(tx: &mut dyn Tx, push: &PushId, digest: &Digest) -> Outcome<()> {
     let repository = live_push(tx, push).await?.repository;
     let object: Option<ObjectId> = tx.first("SELECT id FROM objects WHERE digest = $1", values![digest]).await?;
     match link_all(tx, repository, object.as_slice()).await? {
@@ -38,7 +38,7 @@ pub(super) async fn link<T: Tx>(tx: &mut T, push: &PushId, digest: &Digest) -> O
     }
 }
 
-pub(super) async fn unlinked<T: Tx>(tx: &mut T, repository: &RepositoryName, after: i64, limit: usize) -> Outcome<Vec<Unlinked>> {
+pub(super) async fn unlinked(tx: &mut dyn Tx, repository: &RepositoryName, after: i64, limit: usize) -> Outcome<Vec<Unlinked>> {
     let find =
         "SELECT m.id, o.digest, m.is_image FROM repositories r JOIN manifests m ON m.repository = r.id JOIN objects o ON o.id = m.object
                 WHERE r.name = $1 AND NOT m.linked AND m.id > $2 ORDER BY m.id LIMIT $3";
@@ -46,7 +46,7 @@ pub(super) async fn unlinked<T: Tx>(tx: &mut T, repository: &RepositoryName, aft
     Ok(rows.into_iter().map(|(id, digest, is_image)| Unlinked { id, image: is_image.then_some(digest) }).collect())
 }
 
-pub(super) async fn link_manifests<T: Tx>(tx: &mut T, repository: &RepositoryName, manifests: &[Listing]) -> Outcome<()> {
+pub(super) async fn link_manifests(tx: &mut dyn Tx, repository: &RepositoryName, manifests: &[Listing]) -> Outcome<()> {
     let ids: Vec<i64> = manifests.iter().map(|listing| listing.manifest).collect();
     let find = "SELECT m.id, m.repository, c.children FROM repositories r JOIN manifests m ON m.repository = r.id
                 JOIN containers c ON c.object = m.object WHERE r.name = $1 AND NOT m.linked AND m.id = ANY($2) ORDER BY m.id";
@@ -79,7 +79,7 @@ pub(super) async fn link_manifests<T: Tx>(tx: &mut T, repository: &RepositoryNam
     Ok(())
 }
 
-pub(super) async fn unlink<T: Tx>(tx: &mut T, repository: &RepositoryName, digest: &Digest, audit: Option<&AuditEntry>) -> Outcome<()> {
+pub(super) async fn unlink(tx: &mut dyn Tx, repository: &RepositoryName, digest: &Digest, audit: Option<&AuditEntry>) -> Outcome<()> {
     // An image that needs the blob is there before, or finds it gone.
     const ALONE: Sql = Sql::only_postgres("SELECT object FROM repository_blobs WHERE repository = $1 AND object = $2 FOR UPDATE");
     let find = "SELECT r.id, o.id FROM objects o JOIN repository_blobs b ON b.object = o.id JOIN repositories r ON r.id = b.repository
@@ -98,7 +98,7 @@ pub(super) async fn unlink<T: Tx>(tx: &mut T, repository: &RepositoryName, diges
 
 /// The size of a blob that a repository has. Not of garbage: who is told that it is there does not
 /// upload it, and the next collection takes it.
-pub(super) async fn blob<T: Tx>(tx: &mut T, repository: &RepositoryName, digest: &Digest) -> Outcome<Option<u64>> {
+pub(super) async fn blob(tx: &mut dyn Tx, repository: &RepositoryName, digest: &Digest) -> Outcome<Option<u64>> {
     let find = concat!(
         "SELECT o.size FROM objects o JOIN repository_blobs b ON b.object = o.id JOIN repositories r ON r.id = b.repository
          WHERE o.digest = $1 AND r.name = $2 AND (o.refs > 0 OR o.keep_until > $3 OR ",
@@ -109,7 +109,7 @@ pub(super) async fn blob<T: Tx>(tx: &mut T, repository: &RepositoryName, digest:
     tx.first(find, values![digest, repository, now]).await
 }
 
-pub(super) async fn places<T: Tx>(tx: &mut T, digest: &Digest, limit: usize) -> Outcome<Vec<RepositoryName>> {
+pub(super) async fn places(tx: &mut dyn Tx, digest: &Digest, limit: usize) -> Outcome<Vec<RepositoryName>> {
     let find = "SELECT r.name FROM objects o JOIN repository_blobs b ON b.object = o.id JOIN repositories r ON r.id = b.repository
                 WHERE o.digest = $1 ORDER BY r.name LIMIT $2";
     tx.query(find, values![digest, at_most(limit)]).await
@@ -118,7 +118,7 @@ pub(super) async fn places<T: Tx>(tx: &mut T, digest: &Digest, limit: usize) -> 
 /// Of stored objects, those that a repository has neither as blobs nor as manifests; and those of
 /// `manifests` that it does not have as manifests. The others stay there until the transaction
 /// ends. To be asked when the objects that the transaction changes are locked.
-pub(super) async fn absent<T: Tx>(tx: &mut T, repository: i64, ids: &[ObjectId], manifests: &[Digest]) -> Outcome<Vec<Digest>> {
+pub(super) async fn absent(tx: &mut dyn Tx, repository: i64, ids: &[ObjectId], manifests: &[Digest]) -> Outcome<Vec<Digest>> {
     // Only deletions wait for such a lock: pushes of the same layers do not wait for each other.
     const KEEP_BLOBS: Sql =
         Sql::only_postgres("SELECT object FROM repository_blobs WHERE repository = $1 AND object = ANY($2) ORDER BY object FOR KEY SHARE");
@@ -142,12 +142,7 @@ pub(super) async fn absent<T: Tx>(tx: &mut T, repository: i64, ids: &[ObjectId],
 
 /// Of these digests, those that a repository has neither as blobs nor as manifests, stored or not;
 /// with `as_manifests` those that it does not have as manifests.
-pub(super) async fn missing<T: Tx>(
-    tx: &mut T,
-    repository: &RepositoryName,
-    digests: &[Digest],
-    as_manifests: bool,
-) -> Outcome<Vec<Digest>> {
+pub(super) async fn missing(tx: &mut dyn Tx, repository: &RepositoryName, digests: &[Digest], as_manifests: bool) -> Outcome<Vec<Digest>> {
     let find = "SELECT o.digest FROM objects o WHERE o.digest = ANY($1)
                 AND ($3 = false AND EXISTS (SELECT 1 FROM repository_blobs b JOIN repositories r ON r.id = b.repository
                              WHERE r.name = $2 AND b.object = o.id)

@@ -8,7 +8,7 @@ use super::tx::{Outcome, Tx};
 use pfr_schema::{Digest, RepositoryName};
 
 /// Snapshots of a repository whose agent is not known, by the row ids of their manifests.
-pub(super) async fn unread<T: Tx>(tx: &mut T, repository: &RepositoryName, after: i64, limit: usize) -> Outcome<Vec<(i64, Digest)>> {
+pub(super) async fn unread(tx: &mut dyn Tx, repository: &RepositoryName, after: i64, limit: usize) -> Outcome<Vec<(i64, Digest)>> {
     let id = visible(tx, repository).await?;
     let find = "SELECT m.id, o.digest FROM manifests m JOIN objects o ON o.id = m.object
                 WHERE m.repository = $1 AND m.id > $2 AND m.agent IS NULL AND NOT m.is_image ORDER BY m.id LIMIT $3";
@@ -16,7 +16,7 @@ pub(super) async fn unread<T: Tx>(tx: &mut T, repository: &RepositoryName, after
 }
 
 /// Writes agents that were not known; a snapshot that was deleted meanwhile is left out.
-pub(super) async fn note<T: Tx>(tx: &mut T, agents: &[(i64, String)]) -> Outcome<()> {
+pub(super) async fn note(tx: &mut dyn Tx, agents: &[(i64, String)]) -> Outcome<()> {
     let ids: Vec<i64> = agents.iter().map(|(manifest, _)| *manifest).collect();
     lock_rows(tx, &ids).await?;
     for (manifest, agent) in agents {
@@ -26,7 +26,7 @@ pub(super) async fn note<T: Tx>(tx: &mut T, agents: &[(i64, String)]) -> Outcome
 }
 
 /// The snapshots of an agent, the oldest first.
-pub(super) async fn snapshots<T: Tx>(tx: &mut T, repository: &RepositoryName, agent: &str) -> Outcome<Vec<Digest>> {
+pub(super) async fn snapshots(tx: &mut dyn Tx, repository: &RepositoryName, agent: &str) -> Outcome<Vec<Digest>> {
     let id = visible(tx, repository).await?;
     let find = "SELECT o.digest FROM manifests m JOIN objects o ON o.id = m.object
                 WHERE m.repository = $1 AND m.agent = $2 AND NOT m.is_image ORDER BY m.id";

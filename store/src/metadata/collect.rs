@@ -17,14 +17,14 @@ use std::time::Instant;
 const DEFERRED_MS: u64 = 24 * 3600 * 1000;
 
 /// Collects until about `budget` objects are deleted or no candidate is due.
-pub(super) async fn collect<B: Backend>(backend: &B, budget: usize) -> Result<Collected> {
+pub(super) async fn collect(backend: &dyn Backend, budget: usize) -> Result<Collected> {
     let sessions = backend.run(Mode::WRITE.named("forget_expired"), (), |tx, ()| Box::pin(forget_expired(tx))).await?;
     let mut done = Collected { sessions, ..Collected::default() };
     let mut deferred = HashSet::new();
     loop {
         let started = Instant::now();
         let left = (budget as u64).saturating_sub(done.released + done.unclaimed);
-        let room = usize::try_from(left).unwrap_or(usize::MAX).min(B::Tx::SWEEP);
+        let room = usize::try_from(left).unwrap_or(usize::MAX).min(backend.sweep());
         let step = match backend.run(Mode::WRITE.named("sweep"), room, |tx, room| Box::pin(sweep(tx, *room))).await {
             Ok(step) => step,
             // The transaction was rolled back. Defer the node, and collect the other candidates.
@@ -60,18 +60,19 @@ fn add(done: &mut Collected, step: Collected) {
 }
 
 /// Defers a node as a lease does: it returns to the queue when this time is over.
-async fn defer<T: Tx>(tx: &mut T, container: ObjectId) -> Outcome<()> {
+async fn defer(tx: &mut dyn Tx, container: ObjectId) -> Outcome<()> {
     let until = tx.now().await?.saturating_add(DEFERRED_MS);
     tx.execute("UPDATE objects SET keep_until = $1 WHERE id = $2", values![until, container]).await?;
     Ok(())
 }
 
 /// One transaction: sets of candidates until about `room` objects are deleted.
-async fn sweep<T: Tx>(tx: &mut T, room: usize) -> Outcome<Collected> {
+async fn sweep(tx: &mut dyn Tx, room: usize) -> Outcome<Collected> {
     let mut done = Collected::default();
     loop {
         let deleted = usize::try_from(done.released + done.unclaimed).unwrap_or(usize::MAX);
-        let step = set(tx, room.saturating_sub(deleted).min(T::ROUND)).await?;
+        let room_of_set = room.saturating_sub(deleted).min(tx.round());
+        let step = set(tx, room_of_set).await?;
         add(&mut done, step);
         let full = done.released + done.unclaimed >= room as u64;
         if full || !step.more || step.examined == 0 || !tx.may_go_on() {

@@ -13,12 +13,12 @@ use pfr_schema::Kind;
 use pfr_schema::journal::Record;
 
 /// The answer of a commit that this session made before.
-async fn committed_before<T: Tx>(tx: &mut T, push: &PushId, commit: &Commit) -> Outcome<Option<Committed>> {
+async fn committed_before(tx: &mut dyn Tx, push: &PushId, commit: &Commit) -> Outcome<Option<Committed>> {
     let ended = find_session(tx, push).await?.and_then(|session| session.ended);
     Ok(ended.and_then(|ended| ended.answer_to_commit(&commit.manifest, commit.tag.as_ref().map(|t| &t.tag))))
 }
 
-pub(super) async fn commit<T: Tx>(tx: &mut T, push: &PushId, commit: &Commit) -> Outcome<Committed> {
+pub(super) async fn commit(tx: &mut dyn Tx, push: &PushId, commit: &Commit) -> Outcome<Committed> {
     if let Some(before) = committed_before(tx, push, commit).await? {
         return Ok(before);
     }
@@ -36,7 +36,7 @@ pub(super) async fn commit<T: Tx>(tx: &mut T, push: &PushId, commit: &Commit) ->
     }
 }
 
-async fn commit_now<T: Tx>(tx: &mut T, push: &PushId, commit: &Commit) -> Outcome<Committed> {
+async fn commit_now(tx: &mut dyn Tx, push: &PushId, commit: &Commit) -> Outcome<Committed> {
     let LivePush { number, repository, name, now, .. } = live_push(tx, push).await?;
     check_artifact_type(commit.artifact_type.as_deref())?;
     let digest = commit.manifest;
@@ -108,8 +108,8 @@ pub(super) struct Configured<'a> {
 /// Writes the rows of a snapshot, or of an image; `record` is its [`Record::Snapshot`]. Without
 /// `configured` a snapshot is not in the prefix index yet, and its agent is not known; an image
 /// never is, and has none.
-pub(super) async fn insert_snapshot<T: Tx>(
-    tx: &mut T,
+pub(super) async fn insert_snapshot(
+    tx: &mut dyn Tx,
     repository: i64,
     object: ObjectId,
     kind: Kind,

@@ -16,21 +16,21 @@ fn row((name, created_at, deleting_since, encrypted): Row) -> DomainRow {
     DomainRow { name, created_at, deleting_since, encrypted }
 }
 
-pub(super) async fn domain<T: Tx>(tx: &mut T, name: &DomainName) -> Outcome<Option<DomainRow>> {
+pub(super) async fn domain(tx: &mut dyn Tx, name: &DomainName) -> Outcome<Option<DomainRow>> {
     let find = "SELECT name, created_at, deleting_since, (SELECT count(*) FROM domain_keys WHERE domain = name)
                 FROM domains WHERE name = $1";
     Ok(tx.first(find, values![name]).await?.map(row))
 }
 
-pub(super) async fn domains<T: Tx>(tx: &mut T, after: Option<&str>, limit: usize) -> Outcome<Page<DomainRow>> {
+pub(super) async fn domains(tx: &mut dyn Tx, after: Option<&str>, limit: usize) -> Outcome<Page<DomainRow>> {
     let find = "SELECT name, created_at, deleting_since, (SELECT count(*) FROM domain_keys WHERE domain = name)
                 FROM domains WHERE name > $1 ORDER BY name LIMIT $2";
     let rows: Vec<Row> = tx.query(find, values![cursor(after, "")?, one_more(limit)]).await?;
     Ok(paged(rows.into_iter().map(row).collect(), limit, |row| row.name.to_string()))
 }
 
-pub(super) async fn create_domain<T: Tx>(
-    tx: &mut T,
+pub(super) async fn create_domain(
+    tx: &mut dyn Tx,
     name: &DomainName,
     key: Option<&str>,
     audit: Option<&AuditEntry>,
@@ -51,7 +51,7 @@ pub(super) async fn create_domain<T: Tx>(
     }
 }
 
-pub(super) async fn delete_domain<T: Tx>(tx: &mut T, name: &DomainName, is_left: bool, audit: Option<&AuditEntry>) -> Outcome<DomainRow> {
+pub(super) async fn delete_domain(tx: &mut dyn Tx, name: &DomainName, is_left: bool, audit: Option<&AuditEntry>) -> Outcome<DomainRow> {
     let now = tx.now().await?;
     if is_left {
         // Never live, not even for a moment: nothing says whether it was encrypted.
@@ -79,7 +79,7 @@ pub(super) async fn delete_domain<T: Tx>(tx: &mut T, name: &DomainName, is_left:
     Ok(row)
 }
 
-pub(super) async fn deleted_domains<T: Tx>(tx: &mut T, grace: Duration) -> Outcome<Vec<(DomainName, DomainStep)>> {
+pub(super) async fn deleted_domains(tx: &mut dyn Tx, grace: Duration) -> Outcome<Vec<(DomainName, DomainStep)>> {
     let overdue = tx.now().await?.saturating_sub(millis(grace));
     let find = "SELECT name, emptied_at, swept_at FROM domains WHERE deleting_since IS NOT NULL ORDER BY name";
     let rows: Vec<(DomainName, Option<u64>, Option<u64>)> = tx.query(find, &[]).await?;
@@ -92,12 +92,12 @@ pub(super) async fn deleted_domains<T: Tx>(tx: &mut T, grace: Duration) -> Outco
     Ok(rows.into_iter().map(|(name, emptied, swept)| (name, step(emptied, swept))).collect())
 }
 
-pub(super) async fn may_empty_domain<T: Tx>(tx: &mut T, name: &DomainName) -> Outcome<bool> {
+pub(super) async fn may_empty_domain(tx: &mut dyn Tx, name: &DomainName) -> Outcome<bool> {
     let find = "SELECT 1 FROM domains WHERE name = $1 AND deleting_since IS NOT NULL AND swept_at IS NULL";
     Ok(tx.first::<i64>(find, values![name]).await?.is_some())
 }
 
-pub(super) async fn domain_emptied<T: Tx>(tx: &mut T, name: &DomainName, is_last: bool) -> Outcome<()> {
+pub(super) async fn domain_emptied(tx: &mut dyn Tx, name: &DomainName, is_last: bool) -> Outcome<()> {
     let now = tx.now().await?;
     let note = match is_last {
         false => "UPDATE domains SET emptied_at = $2 WHERE name = $1 AND deleting_since IS NOT NULL AND emptied_at IS NULL",
@@ -106,26 +106,21 @@ pub(super) async fn domain_emptied<T: Tx>(tx: &mut T, name: &DomainName, is_last
     tx.execute(note, values![name, now]).await.map(drop)
 }
 
-pub(super) async fn forget_domain<T: Tx>(tx: &mut T, name: &DomainName) -> Outcome<()> {
+pub(super) async fn forget_domain(tx: &mut dyn Tx, name: &DomainName) -> Outcome<()> {
     tx.execute("DELETE FROM domains WHERE name = $1 AND swept_at IS NOT NULL", values![name]).await.map(drop)
 }
 
-pub(super) async fn key<T: Tx>(tx: &mut T, name: &DomainName) -> Outcome<Option<String>> {
+pub(super) async fn key(tx: &mut dyn Tx, name: &DomainName) -> Outcome<Option<String>> {
     tx.first("SELECT wrapped FROM domain_keys WHERE domain = $1", values![name]).await
 }
 
-pub(super) async fn enter_key<T: Tx>(tx: &mut T, name: &DomainName, wrapped: &str) -> Outcome<String> {
+pub(super) async fn enter_key(tx: &mut dyn Tx, name: &DomainName, wrapped: &str) -> Outcome<String> {
     let insert = "INSERT INTO domain_keys (domain, wrapped) VALUES ($1, $2) ON CONFLICT (domain) DO NOTHING";
     tx.execute(insert, values![name, wrapped]).await?;
     key(tx, name).await?.ok_or(Fail::Again)
 }
 
-pub(super) async fn rewrap_key<T: Tx>(
-    tx: &mut T,
-    name: &DomainName,
-    (from, to): (&str, &str),
-    audit: Option<&AuditEntry>,
-) -> Outcome<bool> {
+pub(super) async fn rewrap_key(tx: &mut dyn Tx, name: &DomainName, (from, to): (&str, &str), audit: Option<&AuditEntry>) -> Outcome<bool> {
     let update = "UPDATE domain_keys SET wrapped = $3 WHERE domain = $1 AND wrapped = $2";
     let done = tx.execute(update, values![name, from, to]).await? > 0;
     if done {

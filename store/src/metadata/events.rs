@@ -16,7 +16,7 @@ use std::time::Duration;
 
 /// The changes between these numbers are in the journal: they become events, if the log has begun.
 /// Reports of collections with smaller numbers come with them.
-pub(super) async fn keep<T: Tx>(tx: &mut T, first: u64, last: u64) -> Outcome<()> {
+pub(super) async fn keep(tx: &mut dyn Tx, first: u64, last: u64) -> Outcome<()> {
     let now = tx.now().await?;
     // The lock makes `begin` wait for this transaction.
     let keep = "INSERT INTO events (number, noted_at, is_name, record)
@@ -34,13 +34,13 @@ pub(super) async fn keep<T: Tx>(tx: &mut T, first: u64, last: u64) -> Outcome<()
 }
 
 /// The row of the log, and its newest number.
-async fn log<T: Tx>(tx: &mut T) -> Outcome<Option<EventLog>> {
+async fn log(tx: &mut dyn Tx) -> Outcome<Option<EventLog>> {
     let find = "SELECT epoch, forgotten, COALESCE((SELECT MAX(number) FROM events), 0) FROM event_log";
     let row: Option<(String, u64, u64)> = tx.first(find, &[]).await?;
     Ok(row.map(|(epoch, forgotten, newest)| EventLog { epoch, forgotten, last: newest.max(forgotten) }))
 }
 
-pub(super) async fn begin<T: Tx>(tx: &mut T, epoch: &str) -> Outcome<EventLog> {
+pub(super) async fn begin(tx: &mut dyn Tx, epoch: &str) -> Outcome<EventLog> {
     // Waits for transactions that have seen no log: the changes that they record are no events.
     const ALONE: Sql = Sql::only_postgres("LOCK TABLE changes IN EXCLUSIVE MODE");
     if let Some(log) = log(tx).await? {
@@ -52,7 +52,7 @@ pub(super) async fn begin<T: Tx>(tx: &mut T, epoch: &str) -> Outcome<EventLog> {
     log(tx).await?.ok_or_else(|| Fail::internal("the log of events was begun and has no row"))
 }
 
-pub(super) async fn after<T: Tx>(tx: &mut T, after: u64, limit: usize) -> Outcome<EventPage> {
+pub(super) async fn after(tx: &mut dyn Tx, after: u64, limit: usize) -> Outcome<EventPage> {
     let Some(log) = log(tx).await? else { return Ok(EventPage { log: None, events: Vec::new() }) };
     if log.last <= after {
         return Ok(EventPage { log: Some(log), events: Vec::new() });
@@ -75,7 +75,7 @@ pub(super) async fn after<T: Tx>(tx: &mut T, after: u64, limit: usize) -> Outcom
 ///
 /// The row of `changes` only takes the number, and is gone before any other transaction can see it:
 /// a replica of the version before events would take the report for a change.
-pub(super) async fn note_collection<T: Tx>(tx: &mut T, report: &GcReport) -> Outcome<()> {
+pub(super) async fn note_collection(tx: &mut dyn Tx, report: &GcReport) -> Outcome<()> {
     let text = serde_json::to_string(report).map_err(|e| Fail::internal(e.to_string()))?;
     let number = "INSERT INTO changes (record, is_name) SELECT '', false FROM event_log RETURNING seq";
     let Some(number) = tx.returning::<u64>(number, &[]).await?.pop() else { return Ok(()) };
@@ -83,7 +83,7 @@ pub(super) async fn note_collection<T: Tx>(tx: &mut T, report: &GcReport) -> Out
     tx.execute("INSERT INTO collections (number, record) VALUES ($1, $2)", values![number, text]).await.map(drop)
 }
 
-pub(super) async fn note_collections<T: Tx>(tx: &mut T) -> Outcome<bool> {
+pub(super) async fn note_collections(tx: &mut dyn Tx) -> Outcome<bool> {
     // Nothing is written to `changes` meanwhile, so all that wait are seen.
     const ALONE: Sql = Sql::only_postgres("LOCK TABLE changes IN EXCLUSIVE MODE");
     const WAIT: &str = "SELECT number FROM collections UNION ALL SELECT seq FROM changes WHERE is_name = false LIMIT 1";
@@ -99,7 +99,7 @@ pub(super) async fn note_collections<T: Tx>(tx: &mut T) -> Outcome<bool> {
     Ok(true)
 }
 
-pub(super) async fn trim<T: Tx>(tx: &mut T, kept: Duration, rows: u64, limit: usize) -> Outcome<u64> {
+pub(super) async fn trim(tx: &mut dyn Tx, kept: Duration, rows: u64, limit: usize) -> Outcome<u64> {
     let Some(EventLog { last, .. }) = log(tx).await? else { return Ok(0) };
     let old = tx.now().await?.saturating_sub(millis(kept));
     let too_old = "SELECT MAX(number) FROM (SELECT number FROM events WHERE noted_at < $1 ORDER BY noted_at, number LIMIT $2) AS going";
@@ -114,7 +114,7 @@ pub(super) async fn trim<T: Tx>(tx: &mut T, kept: Duration, rows: u64, limit: us
 
 /// Ends the log: the names were made anew from the journal, and not by changes that it has. The
 /// next reader begins another one.
-pub(super) async fn end<T: Tx>(tx: &mut T) -> Outcome<()> {
+pub(super) async fn end(tx: &mut dyn Tx) -> Outcome<()> {
     tx.execute("DELETE FROM events", &[]).await?;
     tx.execute("DELETE FROM collections", &[]).await?;
     tx.execute("DELETE FROM event_log", &[]).await.map(drop)

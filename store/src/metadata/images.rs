@@ -19,7 +19,7 @@ use pfr_schema::{Digest, Kind, RepositoryName, Tag};
 use std::collections::{BTreeSet, HashSet};
 use std::slice;
 
-pub(super) async fn put<T: Tx>(tx: &mut T, push: &PushId, image: &NewImage) -> Outcome<bool> {
+pub(super) async fn put(tx: &mut dyn Tx, push: &PushId, image: &NewImage) -> Outcome<bool> {
     let LivePush { repository, name, now, .. } = live_push(tx, push).await?;
     check_artifact_type(image.artifact_type.as_deref())?;
     let digest = image.manifest;
@@ -75,7 +75,7 @@ pub(super) async fn put<T: Tx>(tx: &mut T, push: &PushId, image: &NewImage) -> O
     Ok(is_new)
 }
 
-pub(super) async fn manifest<T: Tx>(tx: &mut T, repository: &RepositoryName, name: &ManifestName) -> Outcome<Option<ManifestRow>> {
+pub(super) async fn manifest(tx: &mut dyn Tx, repository: &RepositoryName, name: &ManifestName) -> Outcome<Option<ManifestRow>> {
     let row: Option<(i64, Digest, u64)> = match name {
         ManifestName::Digest(digest) => {
             let find = "SELECT m.id, o.digest, o.size FROM objects o JOIN manifests m ON m.object = o.id
@@ -95,7 +95,7 @@ pub(super) async fn manifest<T: Tx>(tx: &mut T, repository: &RepositoryName, nam
 const IMAGES: usize = 100;
 
 /// Snapshots of a repository that its images list: its indexes mostly.
-pub(super) async fn listed_snapshots<T: Tx>(tx: &mut T, repository: &RepositoryName) -> Outcome<Vec<Digest>> {
+pub(super) async fn listed_snapshots(tx: &mut dyn Tx, repository: &RepositoryName) -> Outcome<Vec<Digest>> {
     let id: Option<i64> = tx.first("SELECT id FROM repositories WHERE name = $1", values![repository]).await?;
     match id {
         Some(id) => listed_in(tx, id).await,
@@ -103,7 +103,7 @@ pub(super) async fn listed_snapshots<T: Tx>(tx: &mut T, repository: &RepositoryN
     }
 }
 
-async fn listed_in<T: Tx>(tx: &mut T, repository: i64) -> Outcome<Vec<Digest>> {
+async fn listed_in(tx: &mut dyn Tx, repository: i64) -> Outcome<Vec<Digest>> {
     let (mut found, mut after) = (Vec::new(), 0_i64);
     loop {
         let find = "SELECT m.id, c.children FROM manifests m JOIN containers c ON c.object = m.object
@@ -123,7 +123,7 @@ async fn listed_in<T: Tx>(tx: &mut T, repository: i64) -> Outcome<Vec<Digest>> {
 }
 
 /// Whether an image of a repository lists a snapshot of it, whose object is locked.
-pub(super) async fn is_listed<T: Tx>(tx: &mut T, repository: i64, object: ObjectId, snapshot: &Digest) -> Outcome<bool> {
+pub(super) async fn is_listed(tx: &mut dyn Tx, repository: i64, object: ObjectId, snapshot: &Digest) -> Outcome<bool> {
     // Mostly nothing refers to it but repositories and tags: then no image need be read.
     let more = "SELECT o.refs > (SELECT COUNT(*) FROM manifests m WHERE m.object = o.id)
                   + (SELECT COUNT(*) FROM tags t JOIN manifests m ON m.id = t.manifest WHERE m.object = o.id)
@@ -133,15 +133,15 @@ pub(super) async fn is_listed<T: Tx>(tx: &mut T, repository: i64, object: Object
 }
 
 /// All tags by name: those of images and those of snapshots.
-pub(super) async fn tags<T: Tx>(tx: &mut T, repository: &RepositoryName, after: Option<&str>, limit: usize) -> Outcome<Page<Tag>> {
+pub(super) async fn tags(tx: &mut dyn Tx, repository: &RepositoryName, after: Option<&str>, limit: usize) -> Outcome<Page<Tag>> {
     let id = visible(tx, repository).await?;
     let find = "SELECT name FROM tags WHERE repository = $1 AND name > $2 ORDER BY name LIMIT $3";
     let rows: Vec<Tag> = tx.query(find, values![id, cursor(after, "")?, one_more(limit)]).await?;
     Ok(paged(rows, limit, ToString::to_string))
 }
 
-pub(super) async fn referrers<T: Tx>(
-    tx: &mut T,
+pub(super) async fn referrers(
+    tx: &mut dyn Tx,
     repository: &RepositoryName,
     subject: &Digest,
     artifact_type: Option<&str>,
@@ -185,8 +185,8 @@ macro_rules! signatures {
 /// refer to it, and the one at the tag by which cosign finds them. Any image may be put at that
 /// tag. With `only_its_own` it is left out if it is more than signatures: if it has another tag, an
 /// index lists it, or it refers to something.
-pub(super) async fn signatures_of<T: Tx>(
-    tx: &mut T,
+pub(super) async fn signatures_of(
+    tx: &mut dyn Tx,
     repository: i64,
     subjects: &[Digest],
     only_its_own: bool,
@@ -208,8 +208,8 @@ pub(super) async fn signatures_of<T: Tx>(
     Ok(rows.into_iter().map(|(manifest, object, digest, size)| SignatureRow { manifest, object, digest, size }).collect())
 }
 
-pub(super) async fn signature_manifests<T: Tx>(
-    tx: &mut T,
+pub(super) async fn signature_manifests(
+    tx: &mut dyn Tx,
     repository: &RepositoryName,
     subject: &Digest,
     limit: usize,
@@ -220,8 +220,8 @@ pub(super) async fn signature_manifests<T: Tx>(
     Ok(rows.into_iter().map(|SignatureRow { manifest: id, digest, size, .. }| ManifestRow { id, digest, size }).collect())
 }
 
-pub(super) async fn signature_list<T: Tx>(
-    tx: &mut T,
+pub(super) async fn signature_list(
+    tx: &mut dyn Tx,
     repository: &RepositoryName,
     after: Option<&str>,
     limit: usize,

@@ -16,14 +16,14 @@ use std::time::Duration;
 /// A plan gives new objects temporary ids from here on. No row has such an id.
 const PLANNED: ObjectId = 1 << 62;
 
-pub(super) async fn begin_pack<T: Tx>(tx: &mut T, key: &str, lease: Duration) -> Outcome<PackId> {
+pub(super) async fn begin_pack(tx: &mut dyn Tx, key: &str, lease: Duration) -> Outcome<PackId> {
     let until = tx.now().await?.saturating_add(millis(lease));
     let insert = "INSERT INTO packs (key, state, keep_until) VALUES ($1, 'writing', $2) RETURNING id";
     let id = tx.returning(insert, values![key, until]).await?.pop();
     id.ok_or_else(|| Fail::internal("a pack was inserted and has no row"))
 }
 
-pub(super) async fn renew_pack<T: Tx>(tx: &mut T, push: Option<&PushId>, pack: PackId, lease: Duration) -> Outcome<()> {
+pub(super) async fn renew_pack(tx: &mut dyn Tx, push: Option<&PushId>, pack: PackId, lease: Duration) -> Outcome<()> {
     let now = tx.now().await?;
     let update = "UPDATE packs SET keep_until = GREATEST(keep_until, $1) WHERE id = $2 AND state = 'writing'";
     if tx.execute(update, values![now.saturating_add(millis(lease)), pack]).await? == 0 {
@@ -35,8 +35,8 @@ pub(super) async fn renew_pack<T: Tx>(tx: &mut T, push: Option<&PushId>, pack: P
     }
 }
 
-pub(super) async fn finish_pack<T: Tx>(
-    tx: &mut T,
+pub(super) async fn finish_pack(
+    tx: &mut dyn Tx,
     push: &PushId,
     pack: PackId,
     sizes: PackSizes,
@@ -67,7 +67,7 @@ enum Lessee {
     NoSession { until: u64 },
 }
 
-async fn index<T: Tx>(tx: &mut T, pack: PackId, sizes: PackSizes, frames: &[NewFrame], lessee: Lessee) -> Outcome<(PackStored, Growth)> {
+async fn index(tx: &mut dyn Tx, pack: PackId, sizes: PackSizes, frames: &[NewFrame], lessee: Lessee) -> Outcome<(PackStored, Growth)> {
     let known = load(tx, &accept::digests(frames)).await?;
     let plan = Plan::new(frames, known, pack, PLANNED)?;
     packs::hold(tx, pack).await?;
@@ -82,13 +82,7 @@ async fn index<T: Tx>(tx: &mut T, pack: PackId, sizes: PackSizes, frames: &[NewF
     Ok((PackStored { new }, Growth { bytes: added - lost, objects: int(new), snapshots: 0 }))
 }
 
-pub(super) async fn adopt_pack<T: Tx>(
-    tx: &mut T,
-    key: &str,
-    sizes: PackSizes,
-    frames: &[NewFrame],
-    lease: Duration,
-) -> Outcome<PackStored> {
+pub(super) async fn adopt_pack(tx: &mut dyn Tx, key: &str, sizes: PackSizes, frames: &[NewFrame], lease: Duration) -> Outcome<PackStored> {
     if tx.one("SELECT EXISTS (SELECT 1 FROM packs WHERE key = $1)", values![key]).await? {
         return Ok(PackStored { new: 0 });
     }
@@ -102,7 +96,7 @@ pub(super) async fn adopt_pack<T: Tx>(
     Ok(stored)
 }
 
-pub(super) async fn adopt_containers<T: Tx>(tx: &mut T, containers: &[(Digest, Kind, NewContainer)]) -> Outcome<Vec<Digest>> {
+pub(super) async fn adopt_containers(tx: &mut dyn Tx, containers: &[(Digest, Kind, NewContainer)]) -> Outcome<Vec<Digest>> {
     let all = containers.iter().flat_map(|(digest, _, c)| c.children.iter().map(|child| child.digest).chain([*digest]));
     let digests: Vec<Digest> = all.collect::<HashSet<_>>().into_iter().collect();
     let (plan, refused) = Plan::adopt(containers, load(tx, &digests).await?)?;
@@ -117,7 +111,7 @@ type RawSizes = (ObjectId, Option<i64>, Option<i64>, Option<u64>, u64, u64);
 
 /// Loads and locks the stored objects of `digests`: no other transaction counts or collects them
 /// until this one ends.
-async fn load<T: Tx>(tx: &mut T, digests: &[Digest]) -> Outcome<HashMap<Digest, Known>> {
+async fn load(tx: &mut dyn Tx, digests: &[Digest]) -> Outcome<HashMap<Digest, Known>> {
     let find = "SELECT digest, id, size, kind, refs, health, pack, frame_len FROM objects
                 WHERE digest = ANY($1) ORDER BY id FOR NO KEY UPDATE";
     let rows: Vec<RawKnown> = tx.query(find, values![digests]).await?;
@@ -150,7 +144,7 @@ async fn load<T: Tx>(tx: &mut T, digests: &[Digest]) -> Outcome<HashMap<Digest, 
 }
 
 /// Writes the changes of a plan to the tables.
-async fn write<T: Tx>(tx: &mut T, plan: &Plan, pack: PackId, lessee: Lessee) -> Outcome<()> {
+async fn write(tx: &mut dyn Tx, plan: &Plan, pack: PackId, lessee: Lessee) -> Outcome<()> {
     let (until, session) = match lessee {
         Lessee::Session { number, .. } => (0, number),
         Lessee::NoSession { until } => (until, 0),
@@ -175,13 +169,13 @@ async fn write<T: Tx>(tx: &mut T, plan: &Plan, pack: PackId, lessee: Lessee) -> 
 }
 
 /// Inserts the new objects. Returns their row ids, by position in the plan.
-async fn insert<T: Tx>(tx: &mut T, plan: &Plan, pack: PackId, until: u64, session: i64) -> Outcome<Vec<ObjectId>> {
+async fn insert(tx: &mut dyn Tx, plan: &Plan, pack: PackId, until: u64, session: i64) -> Outcome<Vec<ObjectId>> {
     if plan.insert.is_empty() {
         return Ok(Vec::new());
     }
     let ids = tx.new_objects(plan.insert.len()).await?;
     let mut rows: Vec<(&accept::Insert, ObjectId)> = plan.insert.iter().zip(ids.iter().copied()).collect();
-    if T::CONCURRENT {
+    if tx.is_concurrent() {
         // In order of digests, so that two pushes of the same blobs do not deadlock.
         rows.sort_by_cached_key(|(row, _)| row.header.digest.to_key());
     }
@@ -206,12 +200,12 @@ async fn insert<T: Tx>(tx: &mut T, plan: &Plan, pack: PackId, until: u64, sessio
 }
 
 /// Points stored objects to their frames in this pack.
-async fn relocate<T: Tx>(tx: &mut T, plan: &Plan, pack: PackId) -> Outcome<()> {
+async fn relocate(tx: &mut dyn Tx, plan: &Plan, pack: PackId) -> Outcome<()> {
     if plan.relocate.is_empty() {
         return Ok(());
     }
     let ids: Vec<ObjectId> = plan.relocate.iter().map(|r| r.id).collect();
-    if T::CONCURRENT {
+    if tx.is_concurrent() {
         let columns = vec![
             ids.iter().copied().collect(),
             plan.relocate.iter().map(|r| r.offset).collect(),
@@ -235,7 +229,7 @@ async fn relocate<T: Tx>(tx: &mut T, plan: &Plan, pack: PackId) -> Outcome<()> {
 }
 
 /// Adds references and leases to stored objects. One update for each row.
-async fn touch<T: Tx>(tx: &mut T, plan: &Plan, until: u64, session: i64) -> Outcome<()> {
+async fn touch(tx: &mut dyn Tx, plan: &Plan, until: u64, session: i64) -> Outcome<()> {
     let now = tx.now().await?;
     let mut touched: BTreeMap<ObjectId, (i64, bool)> = plan.count.iter().map(|(id, added)| (*id, (int(*added), false))).collect();
     for id in &plan.renew {
@@ -261,7 +255,7 @@ async fn touch<T: Tx>(tx: &mut T, plan: &Plan, until: u64, session: i64) -> Outc
 }
 
 /// Writes the rows of nodes.
-async fn contain<T: Tx>(tx: &mut T, plan: &Plan, ids: &[ObjectId]) -> Outcome<()> {
+async fn contain(tx: &mut dyn Tx, plan: &Plan, ids: &[ObjectId]) -> Outcome<()> {
     let real = |id: &ObjectId| ids.get(usize::try_from(id - PLANNED).unwrap_or(usize::MAX)).copied().unwrap_or(*id);
     let shapes = |field: fn(Shape) -> i64| -> Column { plan.contain.iter().map(|c| c.shape.map(field)).collect() };
     let columns = vec![
@@ -282,7 +276,7 @@ async fn contain<T: Tx>(tx: &mut T, plan: &Plan, ids: &[ObjectId]) -> Outcome<()
 }
 
 /// Subtracts frame bytes from packs. Locks the packs in the order of their ids, after objects.
-pub(super) async fn lose<T: Tx>(tx: &mut T, lost: impl IntoIterator<Item = (PackId, u64)>) -> Outcome<()> {
+pub(super) async fn lose(tx: &mut dyn Tx, lost: impl IntoIterator<Item = (PackId, u64)>) -> Outcome<()> {
     const LOSE: Sql = Sql::of_each(
         "WITH locked AS (SELECT id FROM packs WHERE id = ANY($1) ORDER BY id FOR NO KEY UPDATE)
          UPDATE packs p SET live_bytes = p.live_bytes - u.lost FROM locked, unnest($1::bigint[], $2::bigint[]) AS u(id, lost)

@@ -30,7 +30,7 @@ enum Among {
 }
 
 /// The nodes of a kind that come after `after`, in order of ids; none at the end.
-async fn containers<T: Tx>(tx: &mut T, kind: Kind, among: Among, after: ObjectId) -> Outcome<Vec<(ObjectId, Vec<ObjectId>)>> {
+async fn containers(tx: &mut dyn Tx, kind: Kind, among: Among, after: ObjectId) -> Outcome<Vec<(ObjectId, Vec<ObjectId>)>> {
     let find = match among {
         Among::All => {
             "SELECT c.object, c.children FROM containers c JOIN objects o ON o.id = c.object
@@ -46,7 +46,7 @@ async fn containers<T: Tx>(tx: &mut T, kind: Kind, among: Among, after: ObjectId
 }
 
 /// Marks every node that reaches a marked object.
-async fn climb<T: Tx>(tx: &mut T, marks: &mut Marks, among: Among) -> Outcome<()> {
+async fn climb(tx: &mut dyn Tx, marks: &mut Marks, among: Among) -> Outcome<()> {
     // Children come before what may list them, so one look at each kind is enough unless it lists
     // its own.
     for kind in Kind::ALL.into_iter().filter(|kind| kind.is_container()) {
@@ -77,13 +77,13 @@ async fn climb<T: Tx>(tx: &mut T, marks: &mut Marks, among: Among) -> Outcome<()
 
 /// One transaction at a time decides about health: marks that another has not committed yet would
 /// be overlooked.
-async fn alone<T: Tx>(tx: &mut T) -> Outcome<()> {
+async fn alone(tx: &mut dyn Tx) -> Outcome<()> {
     const ALONE: Sql = Sql::only_postgres("SELECT 1 FROM pg_advisory_xact_lock(hashtextextended('health ' || current_schema()::text, 0))");
     tx.query::<i64>(ALONE, &[]).await?;
     Ok(())
 }
 
-pub(super) async fn quarantine<T: Tx>(tx: &mut T, damage: &[Damage]) -> Outcome<Vec<Digest>> {
+pub(super) async fn quarantine(tx: &mut dyn Tx, damage: &[Damage]) -> Outcome<Vec<Digest>> {
     alone(tx).await?;
     let now = tx.now().await?;
     let digests: Vec<Digest> = damage.iter().map(|d| d.digest).collect();
@@ -115,7 +115,7 @@ pub(super) async fn quarantine<T: Tx>(tx: &mut T, damage: &[Damage]) -> Outcome<
         objects::lock(tx, &ids).await?;
         let mark = "UPDATE objects SET health = $1 WHERE id = ANY($2) AND health = $3";
         tx.execute(mark, values![Health::Incomplete, ids, Health::Complete]).await?;
-        if marks.len() == before || !T::CONCURRENT {
+        if marks.len() == before || !tx.is_concurrent() {
             return Ok(quarantined);
         }
     }
@@ -123,7 +123,7 @@ pub(super) async fn quarantine<T: Tx>(tx: &mut T, damage: &[Damage]) -> Outcome<
 
 /// Whether there is something that an upload may heal: a quarantined blob, or a node that is marked
 /// because it reaches one.
-pub(super) async fn is_unwell<T: Tx>(tx: &mut T) -> Outcome<bool> {
+pub(super) async fn is_unwell(tx: &mut dyn Tx) -> Outcome<bool> {
     let find = "SELECT id FROM objects /* INDEXED BY objects_unwell */ WHERE health > 0 ORDER BY id LIMIT 1";
     Ok(tx.first::<ObjectId>(find, &[]).await?.is_some())
 }
@@ -131,7 +131,7 @@ pub(super) async fn is_unwell<T: Tx>(tx: &mut T) -> Outcome<bool> {
 /// Object, digest, kind, reason, time: a quarantined blob as it lies in the tables.
 type RawDamage = (ObjectId, Digest, Kind, Option<String>, Option<u64>);
 
-pub(super) async fn damaged<T: Tx>(tx: &mut T, after: Option<&str>, limit: usize) -> Outcome<Page<DamagedRow>> {
+pub(super) async fn damaged(tx: &mut dyn Tx, after: Option<&str>, limit: usize) -> Outcome<Page<DamagedRow>> {
     let find = "SELECT o.id, o.digest, o.kind, d.reason, d.found_at FROM objects o LEFT JOIN damage d ON d.object = o.id
                 WHERE o.health > 0 AND o.health = $1 AND o.id > $2 ORDER BY o.id LIMIT $3";
     let found: Vec<RawDamage> = tx.query(find, values![Health::Damaged, numbered(after, 0)?, one_more(limit)]).await?;
@@ -161,7 +161,7 @@ pub(super) async fn damaged<T: Tx>(tx: &mut T, after: Option<&str>, limit: usize
     Ok(Page { rows: page.rows.into_iter().zip(snapshots).map(row).collect(), next: page.next })
 }
 
-pub(super) async fn lift_quarantine<T: Tx>(tx: &mut T, good: &[(Digest, String)]) -> Outcome<u64> {
+pub(super) async fn lift_quarantine(tx: &mut dyn Tx, good: &[(Digest, String)]) -> Outcome<u64> {
     alone(tx).await?;
     let mut lifted: Vec<ObjectId> = Vec::new();
     for (digest, pack) in good {
@@ -183,11 +183,11 @@ pub(super) async fn lift_quarantine<T: Tx>(tx: &mut T, good: &[(Digest, String)]
 
 /// Notes that something was healed, for the next reassessment. A row each time: no transaction
 /// waits for another.
-pub(super) async fn note_healed<T: Tx>(tx: &mut T) -> Outcome<()> {
+pub(super) async fn note_healed(tx: &mut dyn Tx) -> Outcome<()> {
     tx.execute("INSERT INTO healed DEFAULT VALUES", &[]).await.map(|_| ())
 }
 
-pub(super) async fn reassess<T: Tx>(tx: &mut T) -> Outcome<u64> {
+pub(super) async fn reassess(tx: &mut dyn Tx) -> Outcome<u64> {
     alone(tx).await?;
     // With a condition: SQLite writes a page when it deletes all of nothing.
     if tx.execute("DELETE FROM healed WHERE id >= 0", &[]).await? == 0 {

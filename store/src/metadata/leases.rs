@@ -60,7 +60,7 @@ pub(super) struct Leases {
 }
 
 impl Leases {
-    pub(super) async fn load<T: Tx>(tx: &mut T, lessees: HashSet<i64>) -> Outcome<Self> {
+    pub(super) async fn load(tx: &mut dyn Tx, lessees: HashSet<i64>) -> Outcome<Self> {
         const OLDEST: Sql = Sql::of_each(
             "SELECT u.lessee, s.number, s.expires FROM unnest($1::bigint[]) AS u(lessee)
              JOIN LATERAL (SELECT number, expires FROM pushes p WHERE p.number BETWEEN GREATEST(u.lessee, 0) AND abs(u.lessee)
@@ -87,14 +87,14 @@ impl Leases {
 }
 
 /// Of these objects, those that a lease covers.
-pub(super) async fn of<T: Tx>(tx: &mut T, ids: &[ObjectId]) -> Outcome<Vec<(ObjectId, Lease)>> {
+pub(super) async fn of(tx: &mut dyn Tx, ids: &[ObjectId]) -> Outcome<Vec<(ObjectId, Lease)>> {
     let rows: Vec<(ObjectId, u64, i64)> = tx.query("SELECT id, keep_until, lessee FROM objects WHERE id = ANY($1)", values![ids]).await?;
     let leases = Leases::load(tx, rows.iter().map(|row| row.2).collect()).await?;
     Ok(rows.into_iter().filter_map(|(id, keep_until, lessee)| Some((id, leases.of(keep_until, lessee)?))).collect())
 }
 
 /// Leases objects to a session; returns those that were there to be leased.
-pub(super) async fn lease_all<T: Tx>(tx: &mut T, ids: &[ObjectId], session: i64, now: u64) -> Outcome<HashSet<ObjectId>> {
+pub(super) async fn lease_all(tx: &mut dyn Tx, ids: &[ObjectId], session: i64, now: u64) -> Outcome<HashSet<ObjectId>> {
     const LEASE: Sql = Sql::at_once(
         concat!(
             "WITH locked AS (SELECT id FROM objects WHERE id = ANY($1) ORDER BY id FOR NO KEY UPDATE)
@@ -114,7 +114,7 @@ pub(super) async fn lease_all<T: Tx>(tx: &mut T, ids: &[ObjectId], session: i64,
 
 /// Sessions ended: the next collection looks at the objects that only they kept. An entry that a
 /// collection holds is left to it.
-pub(super) async fn ended<T: Tx>(tx: &mut T, sessions: &[i64]) -> Outcome<()> {
+pub(super) async fn ended(tx: &mut dyn Tx, sessions: &[i64]) -> Outcome<()> {
     if sessions.is_empty() {
         return Ok(());
     }

@@ -25,13 +25,13 @@ macro_rules! parents {
     };
 }
 
-pub(super) async fn ancestor<T: Tx>(tx: &mut T, repository: &RepositoryName, from: &Digest, back: u64) -> Outcome<Ancestor> {
+pub(super) async fn ancestor(tx: &mut dyn Tx, repository: &RepositoryName, from: &Digest, back: u64) -> Outcome<Ancestor> {
     let id = visible(tx, repository).await?;
     let (manifest, _) = manifest_row(tx, id, repository, from).await?;
     walk(tx, id, manifest, back).await
 }
 
-pub(super) async fn ancestor_of_tag<T: Tx>(tx: &mut T, repository: &RepositoryName, tag: &Tag, back: u64) -> Outcome<Ancestor> {
+pub(super) async fn ancestor_of_tag(tx: &mut dyn Tx, repository: &RepositoryName, tag: &Tag, back: u64) -> Outcome<Ancestor> {
     let id = visible(tx, repository).await?;
     let manifest: Option<i64> = tx.first("SELECT manifest FROM tags WHERE repository = $1 AND name = $2", values![id, tag]).await?;
     let manifest = manifest.ok_or_else(|| Error::TagUnknown { repository: repository.clone(), tag: tag.clone() })?;
@@ -39,7 +39,7 @@ pub(super) async fn ancestor_of_tag<T: Tx>(tx: &mut T, repository: &RepositoryNa
 }
 
 /// Goes up first parents. The number of steps ends it in any case.
-async fn walk<T: Tx>(tx: &mut T, repository: i64, manifest: i64, back: u64) -> Outcome<Ancestor> {
+async fn walk(tx: &mut dyn Tx, repository: i64, manifest: i64, back: u64) -> Outcome<Ancestor> {
     let find = concat!(
         "WITH RECURSIVE up(manifest, steps) AS (
            SELECT $1::bigint, 0::bigint UNION ALL SELECT m.id, up.steps + 1 FROM ",
@@ -53,8 +53,8 @@ async fn walk<T: Tx>(tx: &mut T, repository: i64, manifest: i64, back: u64) -> O
     Ok(Ancestor { digest, steps, parent })
 }
 
-pub(super) async fn lineage<T: Tx>(
-    tx: &mut T,
+pub(super) async fn lineage(
+    tx: &mut dyn Tx,
     repository: &RepositoryName,
     digest: &Digest,
     limit: usize,
@@ -84,8 +84,8 @@ pub(super) async fn lineage<T: Tx>(
 }
 
 /// Snapshots that name `parent` as a parent, which need not be in the repository.
-pub(super) async fn continuations<T: Tx>(
-    tx: &mut T,
+pub(super) async fn continuations(
+    tx: &mut dyn Tx,
     repository: &RepositoryName,
     parent: &Digest,
     limit: usize,

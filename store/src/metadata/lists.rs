@@ -11,7 +11,7 @@ use crate::error::Error;
 use pfr_schema::{Digest, DigestPrefix, RepositoryName, Tag};
 use std::collections::HashMap;
 
-pub(super) async fn tag<T: Tx>(tx: &mut T, repository: &RepositoryName, tag: &Tag) -> Outcome<TagRow> {
+pub(super) async fn tag(tx: &mut dyn Tx, repository: &RepositoryName, tag: &Tag) -> Outcome<TagRow> {
     let id = visible(tx, repository).await?;
     let find =
         "SELECT o.digest, t.updated_at, t.followed FROM tags t JOIN manifests m ON m.id = t.manifest JOIN objects o ON o.id = m.object
@@ -22,7 +22,7 @@ pub(super) async fn tag<T: Tx>(tx: &mut T, repository: &RepositoryName, tag: &Ta
     Ok(TagRow { name: tag.clone(), digest, updated_at, followed })
 }
 
-pub(super) async fn tags<T: Tx>(tx: &mut T, repository: &RepositoryName, after: Option<&str>, limit: usize) -> Outcome<Page<TagRow>> {
+pub(super) async fn tags(tx: &mut dyn Tx, repository: &RepositoryName, after: Option<&str>, limit: usize) -> Outcome<Page<TagRow>> {
     let id = visible(tx, repository).await?;
     let find =
         "SELECT t.name, o.digest, t.updated_at, t.followed FROM tags t JOIN manifests m ON m.id = t.manifest JOIN objects o ON o.id = m.object
@@ -33,7 +33,7 @@ pub(super) async fn tags<T: Tx>(tx: &mut T, repository: &RepositoryName, after: 
 }
 
 /// Snapshots by the row ids of their manifests, in that order.
-pub(super) async fn snapshot_rows<T: Tx>(tx: &mut T, manifests: &[i64]) -> Outcome<Vec<SnapshotRow>> {
+pub(super) async fn snapshot_rows(tx: &mut dyn Tx, manifests: &[i64]) -> Outcome<Vec<SnapshotRow>> {
     let mut tags: HashMap<i64, Vec<Tag>> = HashMap::new();
     let find = "SELECT manifest, name FROM tags WHERE manifest = ANY($1) ORDER BY name";
     for (manifest, name) in tx.query::<(i64, Tag)>(find, values![manifests]).await? {
@@ -56,7 +56,7 @@ pub(super) async fn snapshot_rows<T: Tx>(tx: &mut T, manifests: &[i64]) -> Outco
     Ok(manifests.iter().filter_map(|id| rows.remove(id)).collect())
 }
 
-pub(super) async fn snapshot<T: Tx>(tx: &mut T, repository: &RepositoryName, digest: &Digest) -> Outcome<SnapshotRow> {
+pub(super) async fn snapshot(tx: &mut dyn Tx, repository: &RepositoryName, digest: &Digest) -> Outcome<SnapshotRow> {
     let id = visible(tx, repository).await?;
     let (manifest, _) = manifest_row(tx, id, repository, digest).await?;
     if tx.one("SELECT is_image FROM manifests WHERE id = $1", values![manifest]).await? {
@@ -65,8 +65,8 @@ pub(super) async fn snapshot<T: Tx>(tx: &mut T, repository: &RepositoryName, dig
     snapshot_rows(tx, &[manifest]).await?.pop().ok_or_else(|| unknown(repository, digest))
 }
 
-pub(super) async fn snapshots_like<T: Tx>(
-    tx: &mut T,
+pub(super) async fn snapshots_like(
+    tx: &mut dyn Tx,
     repository: &RepositoryName,
     prefix: &DigestPrefix,
     limit: usize,
@@ -83,8 +83,8 @@ pub(super) async fn snapshots_like<T: Tx>(
     Ok(found)
 }
 
-pub(super) async fn snapshots<T: Tx>(
-    tx: &mut T,
+pub(super) async fn snapshots(
+    tx: &mut dyn Tx,
     repository: &RepositoryName,
     after: Option<&str>,
     limit: usize,
@@ -96,7 +96,7 @@ pub(super) async fn snapshots<T: Tx>(
     Ok(Page { rows: snapshot_rows(tx, &page.rows).await?, next: page.next })
 }
 
-pub(super) async fn repositories<T: Tx>(tx: &mut T, after: Option<&str>, limit: usize) -> Outcome<Page<RepositoryInfo>> {
+pub(super) async fn repositories(tx: &mut dyn Tx, after: Option<&str>, limit: usize) -> Outcome<Page<RepositoryInfo>> {
     let find = "SELECT r.name, SUM(CASE WHEN m.is_image THEN 0 ELSE 1 END), (SELECT COUNT(*) FROM tags t WHERE t.repository = r.id), MAX(m.pushed_at)
                 FROM repositories r JOIN manifests m ON m.repository = r.id WHERE r.name > $1 GROUP BY r.id, r.name ORDER BY r.name LIMIT $2";
     let rows: Vec<(RepositoryName, u64, u64, u64)> = tx.query(find, values![cursor(after, "")?, one_more(limit)]).await?;

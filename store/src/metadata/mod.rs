@@ -72,7 +72,7 @@ use pfr_schema::journal::Record;
 use pfr_schema::{AccessTokenId, Digest, DigestPrefix, DomainName, Kind, RepositoryName, Tag};
 use std::sync::Arc;
 use std::time::Duration;
-use tx::{Backend, Mode};
+use tx::{AnyBackend, Mode};
 
 /// Calls a macro with the list of all transactions.
 ///
@@ -644,29 +644,29 @@ macro_rules! declare {
         }
 
         #[async_trait]
-        impl<B: Backend> Metadata for B {
+        impl Metadata for AnyBackend {
             $(async fn $name(&self, $($argument: $type),*) -> Result<$result> {
-                run!($mode, self, $name, $with, ($($argument),*), $work)
+                run!($mode, (&*self.0), $name, $with, ($($argument),*), $work)
             })+
 
             async fn make_room(&self, work: Freeing) -> Result<MadeRoom> {
-                Backend::make_room(self, work).await
+                self.0.make_room(work).await
             }
 
             fn rows_written(&self) -> u64 {
-                Backend::rows_written(self)
+                self.0.rows_written()
             }
         }
     };
 }
 
 macro_rules! run {
-    (COMPOSED, $self:ident, $name:ident, $database:ident, ($($argument:ident),*), $work:expr) => {{
-        let $database = $self;
+    (COMPOSED, $backend:tt, $name:ident, $database:ident, ($($argument:ident),*), $work:expr) => {{
+        let $database = $backend;
         $work.await
     }};
-    ($mode:ident, $self:ident, $name:ident, $tx:ident, ($($argument:ident),*), $work:expr) => {
-        Backend::run($self, Mode::$mode.named(stringify!($name)), ($($argument,)*), |$tx, ($($argument,)*)| Box::pin($work)).await
+    ($mode:ident, $backend:tt, $name:ident, $tx:ident, ($($argument:ident),*), $work:expr) => {
+        $backend.run(Mode::$mode.named(stringify!($name)), ($($argument,)*), |$tx, ($($argument,)*)| Box::pin($work)).await
     };
 }
 

@@ -20,8 +20,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// Makes a change, once if it is to be made once. Deletions go on while the disk is nearly full.
-pub(super) async fn change_names<B: Backend>(
-    backend: &B,
+pub(super) async fn change_names(
+    backend: &dyn Backend,
     repository: RepositoryName,
     change: NameChange,
     once: Option<Once>,
@@ -48,7 +48,7 @@ pub(super) async fn change_names<B: Backend>(
 
 /// Whether a change is to be made now; false if it was made before. Lock the session of the change
 /// first: a repetition waits there, without other locks, until the first attempt has ended.
-async fn is_first<T: Tx>(tx: &mut T, repository: &RepositoryName, change: &NameChange, once: &Once, lease: Duration) -> Outcome<bool> {
+async fn is_first(tx: &mut dyn Tx, repository: &RepositoryName, change: &NameChange, once: &Once, lease: Duration) -> Outcome<bool> {
     if let Some(session) = find_session(tx, &once.session).await? {
         return Ok(session.was_ended_by(repository, once).map(|_| false)?);
     }
@@ -77,7 +77,7 @@ impl<'a> Allowed<'a> {
     }
 }
 
-async fn make<T: Tx>(tx: &mut T, repository: &RepositoryName, change: &NameChange, allowed: Allowed<'_>) -> Outcome<()> {
+async fn make(tx: &mut dyn Tx, repository: &RepositoryName, change: &NameChange, allowed: Allowed<'_>) -> Outcome<()> {
     match change {
         NameChange::PutTags { snapshot, moves } => put_tags(tx, repository, snapshot, moves, allowed).await,
         NameChange::DeleteTag { tag, expected } => delete_tag(tx, repository, tag, *expected, allowed.overrides).await,
@@ -88,7 +88,7 @@ async fn make<T: Tx>(tx: &mut T, repository: &RepositoryName, change: &NameChang
 /// Notes changes for the journal, in the same transaction. Only its record in the audit log may
 /// follow: a reader of changes waits for all transactions that have noted one, and others wait
 /// behind it. A transaction that has noted a change must not wait for those.
-pub(super) async fn note<T: Tx>(tx: &mut T, records: &[Record]) -> Outcome<()> {
+pub(super) async fn note(tx: &mut dyn Tx, records: &[Record]) -> Outcome<()> {
     let texts = records.iter().map(serde_json::to_string).collect::<std::result::Result<Vec<_>, _>>();
     let texts = texts.map_err(|e| Error::Internal(e.to_string()))?;
     let insert = "INSERT INTO changes (record) SELECT u.record FROM unnest($1::text[]) WITH ORDINALITY AS u(record, n) ORDER BY u.n";
@@ -97,7 +97,7 @@ pub(super) async fn note<T: Tx>(tx: &mut T, records: &[Record]) -> Outcome<()> {
 }
 
 /// The id of a repository that holds something; a push session alone does not make one visible.
-pub(super) async fn visible<T: Tx>(tx: &mut T, repository: &RepositoryName) -> Outcome<i64> {
+pub(super) async fn visible(tx: &mut dyn Tx, repository: &RepositoryName) -> Outcome<i64> {
     let find = "SELECT id FROM repositories r WHERE name = $1 AND EXISTS (SELECT 1 FROM manifests m WHERE m.repository = r.id)";
     let id = tx.first(find, values![repository]).await?;
     id.ok_or_else(|| Error::RepositoryUnknown(repository.clone()).into())
@@ -112,7 +112,7 @@ pub(super) struct Target {
 }
 
 /// The targets of those tags that exist.
-pub(super) async fn targets<T: Tx>(tx: &mut T, repository: i64, tags: &[&Tag]) -> Outcome<BTreeMap<String, Target>> {
+pub(super) async fn targets(tx: &mut dyn Tx, repository: i64, tags: &[&Tag]) -> Outcome<BTreeMap<String, Target>> {
     let find = "SELECT t.name, m.id, m.object, o.digest FROM tags t JOIN manifests m ON m.id = t.manifest JOIN objects o ON o.id = m.object
                 WHERE t.repository = $1 AND t.name = ANY($2)";
     let names: Vec<&str> = tags.iter().map(|tag| tag.as_str()).collect();
@@ -121,8 +121,8 @@ pub(super) async fn targets<T: Tx>(tx: &mut T, repository: i64, tags: &[&Tag]) -
 }
 
 /// Locks `object`, the targets of the tags to be moved, and the tags. Returns the targets.
-pub(super) async fn lock_with_targets<T: Tx>(
-    tx: &mut T,
+pub(super) async fn lock_with_targets(
+    tx: &mut dyn Tx,
     repository: i64,
     object: ObjectId,
     moves: &[TagMove],
@@ -130,7 +130,7 @@ pub(super) async fn lock_with_targets<T: Tx>(
     const LOCK: Sql = Sql::only_postgres("SELECT name FROM tags WHERE repository = $1 AND name = ANY($2) ORDER BY name FOR UPDATE");
     let tags: Vec<&Tag> = moves.iter().map(|m| &m.tag).collect();
     let seen = targets(tx, repository, &tags).await?;
-    if !T::CONCURRENT {
+    if !tx.is_concurrent() {
         return Ok(seen);
     }
     let objects: Vec<ObjectId> = seen.values().map(|t| t.object).chain([object]).collect();
@@ -155,8 +155,8 @@ fn check_expected(tag: &Tag, expected: Option<TagState>, found: Option<Digest>) 
 /// Points tags at `target`; `before` are the targets of the locked tags. One that is immutable, or
 /// that needs a signature, is put only if the change is allowed to. Returns the records for the
 /// journal.
-pub(super) async fn put_tags_at<T: Tx>(
-    tx: &mut T,
+pub(super) async fn put_tags_at(
+    tx: &mut dyn Tx,
     (repository, name): (i64, &RepositoryName),
     target: Target,
     moves: &[TagMove],
@@ -190,14 +190,7 @@ pub(super) async fn put_tags_at<T: Tx>(
 }
 
 /// Points a tag at `target`: a new one, or the locked one that points at `found`.
-pub(super) async fn point_tag<T: Tx>(
-    tx: &mut T,
-    repository: i64,
-    tag: &Tag,
-    target: Target,
-    found: Option<Target>,
-    at: u64,
-) -> Outcome<()> {
+pub(super) async fn point_tag(tx: &mut dyn Tx, repository: i64, tag: &Tag, target: Target, found: Option<Target>, at: u64) -> Outcome<()> {
     let statement = match found {
         Some(_) => "UPDATE tags SET manifest = $3, updated_at = $4, followed = false WHERE repository = $1 AND name = $2",
         None => {
@@ -215,8 +208,8 @@ pub(super) async fn point_tag<T: Tx>(
     }
 }
 
-pub(super) async fn put_tags<T: Tx>(
-    tx: &mut T,
+pub(super) async fn put_tags(
+    tx: &mut dyn Tx,
     repository: &RepositoryName,
     snapshot: &Digest,
     moves: &[TagMove],
@@ -232,7 +225,7 @@ pub(super) async fn put_tags<T: Tx>(
     note(tx, &records).await
 }
 
-pub(super) async fn mark_followed<T: Tx>(tx: &mut T, repository: &RepositoryName, tag: &Tag, at: &Digest) -> Outcome<()> {
+pub(super) async fn mark_followed(tx: &mut dyn Tx, repository: &RepositoryName, tag: &Tag, at: &Digest) -> Outcome<()> {
     let id = visible(tx, repository).await?;
     let mark = "UPDATE tags SET followed = true WHERE repository = $1 AND name = $2 AND manifest =
                   (SELECT m.id FROM manifests m JOIN objects o ON o.id = m.object WHERE m.repository = $1 AND o.digest = $3)";
@@ -240,8 +233,8 @@ pub(super) async fn mark_followed<T: Tx>(tx: &mut T, repository: &RepositoryName
     Ok(())
 }
 
-pub(super) async fn delete_tag<T: Tx>(
-    tx: &mut T,
+pub(super) async fn delete_tag(
+    tx: &mut dyn Tx,
     repository: &RepositoryName,
     tag: &Tag,
     expected: Option<TagState>,

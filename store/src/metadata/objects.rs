@@ -25,7 +25,7 @@ struct Look {
 
 /// Returns the positions of the missing blobs. Leases the others to the session, with a write only
 /// for those that are not leased yet.
-pub(super) async fn missing<B: Backend>(backend: &B, push: PushId, wanted: Vec<(Digest, Kind)>, lease: Duration) -> Result<Vec<usize>> {
+pub(super) async fn missing(backend: &dyn Backend, push: PushId, wanted: Vec<(Digest, Kind)>, lease: Duration) -> Result<Vec<usize>> {
     let Look { session, mut missing, to_lease } = look_at_once(backend, &push, wanted).await?;
     renew_if_needed(backend, push, &session, lease).await?;
     if !to_lease.is_empty() {
@@ -55,9 +55,9 @@ fn in_order(wanted: &[(Digest, Kind)]) -> Vec<usize> {
 
 /// Looks in the order of the digests, in which neighbours share pages of the index, and with as
 /// many connections as the request is large.
-async fn look_at_once<B: Backend>(backend: &B, push: &PushId, wanted: Vec<(Digest, Kind)>) -> Result<Look> {
+async fn look_at_once(backend: &dyn Backend, push: &PushId, wanted: Vec<(Digest, Kind)>) -> Result<Look> {
     let order = in_order(&wanted);
-    let parts = (wanted.len() / LOOK_PART).clamp(1, B::LOOKS);
+    let parts = (wanted.len() / LOOK_PART).clamp(1, backend.looks());
     let mut parts: Vec<&[usize]> = order.chunks(order.len().div_ceil(parts).max(1)).collect();
     if parts.is_empty() {
         // The answer to an empty request still says whether the session lives.
@@ -80,16 +80,16 @@ async fn look_at_once<B: Backend>(backend: &B, push: &PushId, wanted: Vec<(Diges
     together.ok_or_else(|| Error::Internal("no part of the request was looked at".into()))
 }
 
-async fn look<T: Tx>(tx: &mut T, push: &PushId, wanted: &[(Digest, Kind)]) -> Outcome<Look> {
+async fn look(tx: &mut dyn Tx, push: &PushId, wanted: &[(Digest, Kind)]) -> Outcome<Look> {
     let session = live_push(tx, push).await?;
-    match T::CONCURRENT {
+    match tx.is_concurrent() {
         true => look_at_all(tx, session, wanted).await,
         false => look_in_order_of_rows(tx, session, wanted).await,
     }
 }
 
 /// One statement for all of it.
-async fn look_at_all<T: Tx>(tx: &mut T, session: LivePush, wanted: &[(Digest, Kind)]) -> Outcome<Look> {
+async fn look_at_all(tx: &mut dyn Tx, session: LivePush, wanted: &[(Digest, Kind)]) -> Outcome<Look> {
     // Returns only the rows that need a lease: usually few.
     const LOOK: Sql = Sql::only_postgres(
         "SELECT u.n - 1, o.id, o.kind FROM unnest($1::bytea[], $2::bigint[]) WITH ORDINALITY AS u(digest, kind, n)
@@ -113,7 +113,7 @@ async fn look_at_all<T: Tx>(tx: &mut T, session: LivePush, wanted: &[(Digest, Ki
 /// What was stored together lies together there, so a page of the table is found once for all of
 /// its rows, and not once for each digest. Two statements for all of it: to begin and to end one
 /// takes longer than to find a row.
-async fn look_in_order_of_rows<T: Tx>(tx: &mut T, session: LivePush, wanted: &[(Digest, Kind)]) -> Outcome<Look> {
+async fn look_in_order_of_rows(tx: &mut dyn Tx, session: LivePush, wanted: &[(Digest, Kind)]) -> Outcome<Look> {
     // CROSS JOIN: SQLite goes through the array, and looks each element up.
     const FIND: Sql = Sql::at_once("", "SELECT a.rowid - 1, o.id FROM rarray($1) AS a CROSS JOIN objects AS o WHERE o.digest = a.value");
     // Returns only the rows that are worse than $2 or not leased: usually few.
@@ -152,7 +152,7 @@ async fn look_in_order_of_rows<T: Tx>(tx: &mut T, session: LivePush, wanted: &[(
     Ok(Look { session, missing, to_lease })
 }
 
-pub(super) async fn locate<T: Tx>(tx: &mut T, digests: &[Digest]) -> Outcome<Vec<Option<Location>>> {
+pub(super) async fn locate(tx: &mut dyn Tx, digests: &[Digest]) -> Outcome<Vec<Option<Location>>> {
     type Row = (Digest, Kind, String, u64, u64, u64, Codec, Health);
     let find = r#"SELECT o.digest, o.kind, p.key, o."offset", o.frame_len, o.size, o.codec, o.health FROM objects o
                   JOIN packs p ON p.id = o.pack WHERE o.digest = ANY($1)"#;
@@ -185,7 +185,7 @@ fn object_row((id, digest, kind, size, frame_len, refs, pack, packed): RawObject
     Ok(ObjectRow { id, digest, kind, size, frame_len, refs, pack, children })
 }
 
-pub(super) async fn find<T: Tx>(tx: &mut T, digests: &[Digest]) -> Outcome<Vec<Option<ObjectRow>>> {
+pub(super) async fn find(tx: &mut dyn Tx, digests: &[Digest]) -> Outcome<Vec<Option<ObjectRow>>> {
     let rows = tx.query(rows!("o.digest = ANY($1)"), values![digests]).await?;
     let rows = rows.into_iter().map(|row| object_row(row).map(|row| (row.digest, row)));
     let found: HashMap<Digest, ObjectRow> = rows.collect::<Outcome<_>>()?;
@@ -193,7 +193,7 @@ pub(super) async fn find<T: Tx>(tx: &mut T, digests: &[Digest]) -> Outcome<Vec<O
 }
 
 /// Objects in the order of `ids`.
-pub(super) async fn objects<T: Tx>(tx: &mut T, ids: &[ObjectId]) -> Outcome<Vec<ObjectRow>> {
+pub(super) async fn objects(tx: &mut dyn Tx, ids: &[ObjectId]) -> Outcome<Vec<ObjectRow>> {
     let rows = tx.query(rows!("o.id = ANY($1)"), values![ids]).await?;
     let rows = rows.into_iter().map(|row| object_row(row).map(|row| (row.id, row)));
     let found: HashMap<ObjectId, ObjectRow> = rows.collect::<Outcome<_>>()?;
@@ -201,7 +201,7 @@ pub(super) async fn objects<T: Tx>(tx: &mut T, ids: &[ObjectId]) -> Outcome<Vec<
 }
 
 /// Locks objects in id order, as everywhere; ids that do not exist are left out.
-pub(super) async fn lock<T: Tx>(tx: &mut T, ids: &[ObjectId]) -> Outcome<()> {
+pub(super) async fn lock(tx: &mut dyn Tx, ids: &[ObjectId]) -> Outcome<()> {
     const LOCK: Sql = Sql::only_postgres("SELECT id FROM objects WHERE id = ANY($1) ORDER BY id FOR NO KEY UPDATE");
     tx.query::<ObjectId>(LOCK, values![ids]).await?;
     Ok(())
@@ -213,7 +213,7 @@ pub(super) async fn lock<T: Tx>(tx: &mut T, ids: &[ObjectId]) -> Outcome<()> {
 ///
 /// Whatever comes later waits behind this lock, also while it is not granted. So it gives up after
 /// five seconds behind a slow transaction: [`Error::Overloaded`](crate::error::Error::Overloaded).
-pub(super) async fn lock_all<T: Tx>(tx: &mut T) -> Outcome<()> {
+pub(super) async fn lock_all(tx: &mut dyn Tx) -> Outcome<()> {
     // A weaker lock lets others lock rows. They would then wait for this transaction before they
     // change them, and this one for their rows.
     const LOCK: Sql = Sql::only_postgres("LOCK TABLE objects IN EXCLUSIVE MODE");
@@ -225,13 +225,13 @@ pub(super) async fn lock_all<T: Tx>(tx: &mut T) -> Outcome<()> {
 }
 
 /// Adds references, or takes them away.
-pub(super) async fn add_refs<T: Tx>(tx: &mut T, object: ObjectId, by: i64) -> Outcome<()> {
+pub(super) async fn add_refs(tx: &mut dyn Tx, object: ObjectId, by: i64) -> Outcome<()> {
     tx.execute("UPDATE objects SET refs = refs + $1 WHERE id = $2", values![by, object]).await?;
     Ok(())
 }
 
 /// Takes references away and leaves the rest to collection: nothing cascades inside a request.
-pub(super) async fn release<T: Tx>(tx: &mut T, object: ObjectId, by: i64) -> Outcome<()> {
+pub(super) async fn release(tx: &mut dyn Tx, object: ObjectId, by: i64) -> Outcome<()> {
     let now = tx.now().await?;
     add_refs(tx, object, -by).await?;
     tx.execute("INSERT INTO suspects (due, object, released) VALUES ($1, $2, true)", values![now, object]).await?;

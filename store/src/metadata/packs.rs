@@ -29,35 +29,35 @@ pub(super) fn pack_row((id, key, state, bytes, frame_bytes, live_bytes, keep_unt
     PackRow { id, key, state, bytes, frame_bytes, live_bytes, keep_until, draining_since, claimed_until }
 }
 
-pub(super) async fn packs<T: Tx>(tx: &mut T, after: Option<PackId>, limit: usize) -> Outcome<Vec<PackRow>> {
+pub(super) async fn packs(tx: &mut dyn Tx, after: Option<PackId>, limit: usize) -> Outcome<Vec<PackRow>> {
     let find = concat!("SELECT ", columns!(), " FROM packs WHERE id > $1 ORDER BY id LIMIT $2");
     let rows = tx.query(find, values![after.unwrap_or(0), at_most(limit)]).await?;
     Ok(rows.into_iter().map(pack_row).collect())
 }
 
-pub(super) async fn disk_bytes<T: Tx>(tx: &mut T) -> Outcome<u64> {
+pub(super) async fn disk_bytes(tx: &mut dyn Tx) -> Outcome<u64> {
     tx.one("SELECT COALESCE(SUM(bytes), 0)::bigint FROM packs", &[]).await
 }
 
-pub(super) async fn is_empty<T: Tx>(tx: &mut T) -> Outcome<bool> {
+pub(super) async fn is_empty(tx: &mut dyn Tx) -> Outcome<bool> {
     tx.one("SELECT NOT EXISTS (SELECT 1 FROM packs) AND NOT EXISTS (SELECT 1 FROM repositories)", &[]).await
 }
 
-pub(super) async fn storage_id<T: Tx>(tx: &mut T) -> Outcome<Option<String>> {
+pub(super) async fn storage_id(tx: &mut dyn Tx) -> Outcome<Option<String>> {
     tx.first("SELECT id FROM marker", &[]).await
 }
 
-pub(super) async fn enter_storage_id<T: Tx>(tx: &mut T, id: &str) -> Outcome<String> {
+pub(super) async fn enter_storage_id(tx: &mut dyn Tx, id: &str) -> Outcome<String> {
     tx.execute("INSERT INTO marker (one, id) VALUES (1, $1) ON CONFLICT (one) DO NOTHING", values![id]).await?;
     storage_id(tx).await?.ok_or(Fail::Again)
 }
 
-pub(super) async fn forget_storage_id<T: Tx>(tx: &mut T) -> Outcome<()> {
+pub(super) async fn forget_storage_id(tx: &mut dyn Tx) -> Outcome<()> {
     tx.execute("DELETE FROM marker", &[]).await.map(drop)
 }
 
 /// Objects that lie in a pack, in order of offset.
-pub(super) async fn contents<T: Tx>(tx: &mut T, pack: PackId) -> Outcome<Vec<Packed>> {
+pub(super) async fn contents(tx: &mut dyn Tx, pack: PackId) -> Outcome<Vec<Packed>> {
     let find = r#"SELECT id, digest, kind, "offset", frame_len, health FROM objects WHERE pack = $1 ORDER BY "offset""#;
     let rows: Vec<(ObjectId, Digest, Kind, u64, u64, Health)> = tx.query(find, values![pack]).await?;
     let packed = |(object, digest, kind, offset, frame_len, health)| Packed { object, digest, kind, offset, frame_len, health };
@@ -65,15 +65,15 @@ pub(super) async fn contents<T: Tx>(tx: &mut T, pack: PackId) -> Outcome<Vec<Pac
 }
 
 /// Holds a pack that is being written: from here on collection cannot give it up.
-pub(super) async fn hold<T: Tx>(tx: &mut T, pack: PackId) -> Outcome<()> {
+pub(super) async fn hold(tx: &mut dyn Tx, pack: PackId) -> Outcome<()> {
     let writing: Option<PackId> = tx.first("SELECT id FROM packs WHERE id = $1 AND state = 'writing' FOR KEY SHARE", values![pack]).await?;
     if writing.is_some() { Ok(()) } else { Err(Error::PackLost(pack.to_string()).into()) }
 }
 
 /// Makes a complete pack live; its unclaimed objects are looked at when the session ends, and at
 /// `due` at the latest.
-pub(super) async fn go_live<T: Tx>(
-    tx: &mut T,
+pub(super) async fn go_live(
+    tx: &mut dyn Tx,
     pack: PackId,
     sizes: PackSizes,
     live_bytes: u64,
@@ -88,7 +88,7 @@ pub(super) async fn go_live<T: Tx>(
     Ok(())
 }
 
-pub(super) async fn empty<T: Tx>(tx: &mut T, limit: usize) -> Outcome<Emptied> {
+pub(super) async fn empty(tx: &mut dyn Tx, limit: usize) -> Outcome<Emptied> {
     let now = tx.now().await?;
     // The condition checks the objects too, and not only the count: a wrong count must never cost
     // bytes.
@@ -105,7 +105,7 @@ pub(super) async fn empty<T: Tx>(tx: &mut T, limit: usize) -> Outcome<Emptied> {
     Ok(Emptied { empty, abandoned })
 }
 
-pub(super) async fn emptied<T: Tx>(tx: &mut T, grace: Duration, limit: usize) -> Outcome<Vec<PackRow>> {
+pub(super) async fn emptied(tx: &mut dyn Tx, grace: Duration, limit: usize) -> Outcome<Vec<PackRow>> {
     let before = tx.now().await?.saturating_sub(millis(grace));
     let find = concat!(
         "SELECT ",
@@ -116,7 +116,7 @@ pub(super) async fn emptied<T: Tx>(tx: &mut T, grace: Duration, limit: usize) ->
     Ok(rows.into_iter().map(pack_row).collect())
 }
 
-pub(super) async fn forget<T: Tx>(tx: &mut T, packs: &[PackId]) -> Outcome<()> {
+pub(super) async fn forget(tx: &mut dyn Tx, packs: &[PackId]) -> Outcome<()> {
     let delete =
         "DELETE FROM packs WHERE id = ANY(ARRAY(SELECT id FROM packs WHERE id = ANY($1) ORDER BY id FOR UPDATE)) AND state = 'draining'";
     if !packs.is_empty() {
@@ -125,12 +125,12 @@ pub(super) async fn forget<T: Tx>(tx: &mut T, packs: &[PackId]) -> Outcome<()> {
     Ok(())
 }
 
-pub(super) async fn forget_unfinished<T: Tx>(tx: &mut T, pack: PackId) -> Outcome<()> {
+pub(super) async fn forget_unfinished(tx: &mut dyn Tx, pack: PackId) -> Outcome<()> {
     tx.execute("DELETE FROM packs WHERE id = $1 AND state = 'writing'", values![pack]).await?;
     Ok(())
 }
 
-pub(super) async fn claim_sparse<T: Tx>(tx: &mut T, limit: usize, claim: Duration) -> Outcome<Vec<PackRow>> {
+pub(super) async fn claim_sparse(tx: &mut dyn Tx, limit: usize, claim: Duration) -> Outcome<Vec<PackRow>> {
     let now = tx.now().await?;
     let update = concat!(
         "UPDATE packs SET claimed_until = $1 WHERE id = ANY(ARRAY(
@@ -145,7 +145,7 @@ pub(super) async fn claim_sparse<T: Tx>(tx: &mut T, limit: usize, claim: Duratio
     Ok(packs)
 }
 
-pub(super) async fn finish_compaction<T: Tx>(tx: &mut T, pack: PackId, sizes: PackSizes, moved: &[Moved]) -> Outcome<()> {
+pub(super) async fn finish_compaction(tx: &mut dyn Tx, pack: PackId, sizes: PackSizes, moved: &[Moved]) -> Outcome<()> {
     const LOSE: Sql = Sql::of_each(
         "WITH locked AS (SELECT id FROM packs WHERE id = ANY($1) ORDER BY id FOR NO KEY UPDATE)
          UPDATE packs p SET live_bytes = p.live_bytes - u.lost, claimed_until = 0
@@ -177,8 +177,8 @@ const REPOINT: &str = r#"UPDATE objects AS o SET pack = $2, "offset" = m.value->
 
 /// Points objects to their copies in `pack`, if they still lie where they were copied from. Returns
 /// where each of them lay, and the bytes of its frame.
-async fn repoint<T: Tx>(tx: &mut T, pack: PackId, moved: &[Moved]) -> Outcome<Vec<(PackId, u64)>> {
-    if T::CONCURRENT {
+async fn repoint(tx: &mut dyn Tx, pack: PackId, moved: &[Moved]) -> Outcome<Vec<(PackId, u64)>> {
+    if tx.is_concurrent() {
         let repoint = r#"UPDATE objects AS o SET pack = $4, "offset" = u.at
                          FROM unnest($1::bigint[], $2::bigint[], $3::bigint[]) AS u(id, source, at)
                          WHERE o.id = u.id AND o.pack = u.source RETURNING u.source, frame_len"#;

@@ -25,7 +25,7 @@ const PASSING: i64 = 32;
 const LENGTHS: usize = 1024;
 
 /// Writes the rows of snapshots: each is a repository, the row id of a manifest, and its rows.
-pub(super) async fn insert<T: Tx>(tx: &mut T, snapshots: &[(i64, i64, &[PrefixMark])]) -> Outcome<()> {
+pub(super) async fn insert(tx: &mut dyn Tx, snapshots: &[(i64, i64, &[PrefixMark])]) -> Outcome<()> {
     type Row = (i64, PrefixMark, i64);
     let insert = "INSERT INTO prefixes (repository, key, tokens, proof, manifest)
                   SELECT u.repository, u.key, u.tokens, u.proof, u.manifest
@@ -44,7 +44,7 @@ pub(super) async fn insert<T: Tx>(tx: &mut T, snapshots: &[(i64, i64, &[PrefixMa
 }
 
 /// Manifests without rows in the index, by row id.
-pub(super) async fn unprefixed<T: Tx>(tx: &mut T, after: i64, limit: usize) -> Outcome<Vec<(i64, Digest)>> {
+pub(super) async fn unprefixed(tx: &mut dyn Tx, after: i64, limit: usize) -> Outcome<Vec<(i64, Digest)>> {
     let find = "SELECT m.id, o.digest FROM manifests m JOIN objects o ON o.id = m.object
                 WHERE NOT m.prefixed AND m.id > $1 ORDER BY m.id LIMIT $2";
     tx.query(find, values![after, at_most(limit)]).await
@@ -54,7 +54,7 @@ pub(super) async fn unprefixed<T: Tx>(tx: &mut T, after: i64, limit: usize) -> O
 ///
 /// Two statements for all of them, and not two for each: after each statement with RETURNING,
 /// SQLite goes through all that its transaction has journaled, so the time would be quadratic.
-pub(super) async fn index<T: Tx>(tx: &mut T, found: &[(i64, Vec<PrefixMark>)]) -> Outcome<u64> {
+pub(super) async fn index(tx: &mut dyn Tx, found: &[(i64, Vec<PrefixMark>)]) -> Outcome<u64> {
     let done = "UPDATE manifests SET prefixed = true WHERE id = ANY($1) AND NOT prefixed RETURNING id, repository";
     let ids: Vec<i64> = found.iter().map(|(manifest, _)| *manifest).collect();
     lock_rows(tx, &ids).await?;
@@ -66,7 +66,7 @@ pub(super) async fn index<T: Tx>(tx: &mut T, found: &[(i64, Vec<PrefixMark>)]) -
 }
 
 /// Prefix lengths of snapshots, as the index has them.
-pub(super) async fn lengths<T: Tx>(tx: &mut T, repository: &RepositoryName, snapshots: &[Digest]) -> Outcome<Vec<(Digest, u64)>> {
+pub(super) async fn lengths(tx: &mut dyn Tx, repository: &RepositoryName, snapshots: &[Digest]) -> Outcome<Vec<(Digest, u64)>> {
     let id = visible(tx, repository).await?;
     let find = "SELECT o.digest, p.tokens FROM objects o JOIN manifests m ON m.repository = $1 AND m.object = o.id
                 JOIN prefixes p ON p.manifest = m.id AND p.tokens >= 0 WHERE o.digest = ANY($2)";
@@ -74,7 +74,7 @@ pub(super) async fn lengths<T: Tx>(tx: &mut T, repository: &RepositoryName, snap
 }
 
 /// Snapshots by the row ids of their manifests, each with its rows in the index.
-pub(super) async fn prefixed<T: Tx>(tx: &mut T, after: i64, limit: usize) -> Outcome<Vec<Prefixed>> {
+pub(super) async fn prefixed(tx: &mut dyn Tx, after: i64, limit: usize) -> Outcome<Vec<Prefixed>> {
     let find = "SELECT m.id, m.repository, o.digest, m.prefixed FROM manifests m JOIN objects o ON o.id = m.object
                 WHERE m.id > $1 AND NOT m.is_image ORDER BY m.id LIMIT $2";
     let snapshots: Vec<(i64, i64, Digest, bool)> = tx.query(find, values![after, at_most(limit)]).await?;
@@ -92,7 +92,7 @@ pub(super) async fn prefixed<T: Tx>(tx: &mut T, after: i64, limit: usize) -> Out
 }
 
 /// Replaces the rows of snapshots.
-pub(super) async fn correct<T: Tx>(tx: &mut T, found: &[(i64, Vec<PrefixMark>)]) -> Outcome<()> {
+pub(super) async fn correct(tx: &mut dyn Tx, found: &[(i64, Vec<PrefixMark>)]) -> Outcome<()> {
     let ids: Vec<i64> = found.iter().map(|(manifest, _)| *manifest).collect();
     // A snapshot whose row is locked keeps its repository.
     lock_rows(tx, &ids).await?;
@@ -108,8 +108,8 @@ pub(super) async fn correct<T: Tx>(tx: &mut T, found: &[(i64, Vec<PrefixMark>)])
 
 /// Finds the longest snapshots, with less than `below` tokens, that are a prefix of a request, and
 /// those that share the longest beginning with it. Makes at most `look_ups` in the index.
-pub(super) async fn find<T: Tx>(
-    tx: &mut T,
+pub(super) async fn find(
+    tx: &mut dyn Tx,
     repository: &RepositoryName,
     path: &PrefixPath,
     below: Option<u64>,
@@ -130,8 +130,8 @@ pub(super) async fn find<T: Tx>(
 
 /// Finds snapshots that share the deepest waypoint with a request; one before `below` tokens, if
 /// deeper ones were found in vain.
-pub(super) async fn passing<T: Tx>(
-    tx: &mut T,
+pub(super) async fn passing(
+    tx: &mut dyn Tx,
     repository: &RepositoryName,
     path: &PrefixPath,
     below: Option<u64>,
@@ -157,8 +157,8 @@ pub(super) async fn passing<T: Tx>(
     Ok(Some(PrefixPassing { tokens: at * BLOCK, next: next(at), snapshots }))
 }
 
-struct Search<'a, T> {
-    tx: &'a mut T,
+struct Search<'a> {
+    tx: &'a mut dyn Tx,
     repository: i64,
     path: &'a PrefixPath,
     /// Tokens of a snapshot that is wanted, at most.
@@ -178,7 +178,7 @@ enum Look {
     Ends(u64),
 }
 
-impl<T: Tx> Search<'_, T> {
+impl Search<'_> {
     /// The deepest of the snapshots whose tokens are known. Deeper positions are looked at first,
     /// so the first that is found is the deepest. A look is in vain if the snapshots at a position
     /// differ from the request later: in the worst case one look for each block, and then the limit

@@ -15,13 +15,13 @@ pub(super) struct Entry {
 /// The due entries: first only those of deleted snapshots, and the others when none of these is
 /// left. A blob may belong to a deleted snapshot and to an upload that was never committed. With
 /// this order, it is counted as released for any number of entries in a step.
-pub(super) async fn due<T: Tx>(tx: &mut T, take: bool, limit: usize) -> Outcome<Vec<Entry>> {
+pub(super) async fn due(tx: &mut dyn Tx, take: bool, limit: usize) -> Outcome<Vec<Entry>> {
     let now = tx.now().await?;
     let released = entries(tx, now, true, take, limit).await?;
     if released.is_empty() { entries(tx, now, false, take, limit).await } else { Ok(released) }
 }
 
-async fn entries<T: Tx>(tx: &mut T, until: u64, released: bool, take: bool, limit: usize) -> Outcome<Vec<Entry>> {
+async fn entries(tx: &mut dyn Tx, until: u64, released: bool, take: bool, limit: usize) -> Outcome<Vec<Entry>> {
     macro_rules! find {
         ($lock:literal) => {
             concat!(
@@ -40,14 +40,14 @@ async fn entries<T: Tx>(tx: &mut T, until: u64, released: bool, take: bool, limi
     Ok(rows.into_iter().filter_map(entry).collect())
 }
 
-pub(super) async fn queue<T: Tx>(tx: &mut T, due: bool, limit: usize) -> Outcome<Vec<Queued>> {
+pub(super) async fn queue(tx: &mut dyn Tx, due: bool, limit: usize) -> Outcome<Vec<Queued>> {
     let until = if due { tx.now().await? } else { u64::MAX };
     let mut all = entries(tx, until, true, false, limit).await?;
     all.extend(entries(tx, until, false, false, limit - all.len().min(limit)).await?);
     Ok(all.into_iter().map(|entry| entry.queued).collect())
 }
 
-pub(super) async fn unclaimed<T: Tx>(tx: &mut T, pack: PackId, limit: usize) -> Outcome<Vec<ObjectId>> {
+pub(super) async fn unclaimed(tx: &mut dyn Tx, pack: PackId, limit: usize) -> Outcome<Vec<ObjectId>> {
     let now = tx.now().await?;
     let find = concat!(
         "SELECT id FROM objects o WHERE pack = $1 AND refs = 0 AND keep_until <= $2 AND NOT ",
@@ -57,6 +57,6 @@ pub(super) async fn unclaimed<T: Tx>(tx: &mut T, pack: PackId, limit: usize) -> 
     tx.query(find, values![pack, now, at_most(limit)]).await
 }
 
-pub(super) async fn unheld<T: Tx>(tx: &mut T, packs: &[PackId]) -> Outcome<Vec<ObjectId>> {
+pub(super) async fn unheld(tx: &mut dyn Tx, packs: &[PackId]) -> Outcome<Vec<ObjectId>> {
     tx.query("SELECT id FROM objects WHERE pack = ANY($1) AND refs = 0 ORDER BY id", values![packs]).await
 }

@@ -42,19 +42,19 @@ fn row((bytes, objects, snapshots, used_bytes, used_objects, used_snapshots): Ro
     }
 }
 
-pub(super) async fn quota<T: Tx>(tx: &mut T) -> Outcome<Option<Quota>> {
+pub(super) async fn quota(tx: &mut dyn Tx) -> Outcome<Option<Quota>> {
     Ok(tx.first(concat!("SELECT ", columns!(), " FROM quota"), &[]).await?.map(row))
 }
 
 /// What the row says is used, as it is there.
-pub(super) async fn used<T: Tx>(tx: &mut T) -> Outcome<Option<Growth>> {
+pub(super) async fn used(tx: &mut dyn Tx) -> Outcome<Option<Growth>> {
     let row: Option<Row> = tx.first(concat!("SELECT ", columns!(), " FROM quota"), &[]).await?;
     Ok(row.map(|(.., bytes, objects, snapshots)| Growth { bytes, objects, snapshots }))
 }
 
 /// Refuses an upload that could store nothing. One that stores nothing new passes until it begins a
 /// pack. While something is damaged none is refused: it may replace that, and adds no blob then.
-pub(super) async fn has_room<T: Tx>(tx: &mut T) -> Outcome<()> {
+pub(super) async fn has_room(tx: &mut dyn Tx) -> Outcome<()> {
     let Some(Quota { limits, used_bytes, used_objects, .. }) = quota(tx).await? else { return Ok(()) };
     for (what, limit, used) in [("bytes", limits.bytes, used_bytes), ("blobs", limits.objects, used_objects)] {
         if let Some(limit) = limit.filter(|limit| used >= *limit) {
@@ -66,7 +66,7 @@ pub(super) async fn has_room<T: Tx>(tx: &mut T) -> Outcome<()> {
 }
 
 /// Adds to what is used, whatever the limits say. Returns the quota as it is then.
-pub(super) async fn add<T: Tx>(tx: &mut T, growth: Growth) -> Outcome<Option<Quota>> {
+pub(super) async fn add(tx: &mut dyn Tx, growth: Growth) -> Outcome<Option<Quota>> {
     let update = concat!(
         "UPDATE quota SET used_bytes = used_bytes + $1, used_objects = used_objects + $2, used_snapshots = used_snapshots + $3 RETURNING ",
         columns!()
@@ -78,7 +78,7 @@ pub(super) async fn add<T: Tx>(tx: &mut T, growth: Growth) -> Outcome<Option<Quo
 /// Adds to what is used, if the limits allow it. A snapshot needs room in every respect: its blobs
 /// are stored already, and a commit would keep them. Frames that only replace damaged ones need no
 /// room, even if they are longer.
-pub(super) async fn grow<T: Tx>(tx: &mut T, growth: Growth) -> Outcome<()> {
+pub(super) async fn grow(tx: &mut dyn Tx, growth: Growth) -> Outcome<()> {
     let Some(quota) = add(tx, growth).await? else { return Ok(()) };
     let Quota { limits, used_bytes, used_objects, used_snapshots } = quota;
     let is_snapshot = growth.snapshots > 0;
@@ -97,7 +97,7 @@ pub(super) async fn grow<T: Tx>(tx: &mut T, growth: Growth) -> Outcome<()> {
 }
 
 /// What the tables hold: counted, which takes as long as reading the index of all objects.
-pub(super) async fn measure<T: Tx>(tx: &mut T) -> Outcome<Growth> {
+pub(super) async fn measure(tx: &mut dyn Tx) -> Outcome<Growth> {
     Ok(Growth {
         bytes: tx.one("SELECT COALESCE(SUM(live_bytes), 0)::bigint FROM packs", &[]).await?,
         objects: tx.one("SELECT COUNT(*) FROM objects", &[]).await?,
@@ -105,7 +105,7 @@ pub(super) async fn measure<T: Tx>(tx: &mut T) -> Outcome<Growth> {
     })
 }
 
-pub(super) async fn set<T: Tx>(tx: &mut T, limits: &QuotaLimits, audit: Option<&AuditEntry>) -> Outcome<Option<Quota>> {
+pub(super) async fn set(tx: &mut dyn Tx, limits: &QuotaLimits, audit: Option<&AuditEntry>) -> Outcome<Option<Quota>> {
     let QuotaLimits { bytes, objects, snapshots } = *limits;
     if limits.is_none() {
         tx.execute("DELETE FROM quota", &[]).await?;

@@ -14,7 +14,7 @@ use pfr_schema::journal::Record;
 use pfr_schema::{Digest, Kind, RepositoryName, Tag};
 use std::collections::HashMap;
 
-pub(super) async fn restore_names<T: Tx>(tx: &mut T, records: &[Record], last: u64) -> Outcome<Vec<Record>> {
+pub(super) async fn restore_names(tx: &mut dyn Tx, records: &[Record], last: u64) -> Outcome<Vec<Record>> {
     // The numbers of changes are set, too: readers of changes wait.
     const NUMBERS: Sql = Sql::only_postgres("LOCK TABLE changes IN SHARE ROW EXCLUSIVE MODE");
     lock_all(tx).await?;
@@ -50,14 +50,14 @@ pub(super) async fn restore_names<T: Tx>(tx: &mut T, records: &[Record], last: u
     Ok(lost.into_values().cloned().collect())
 }
 
-struct Restore<'a, T> {
-    tx: &'a mut T,
+struct Restore<'a> {
+    tx: &'a mut dyn Tx,
     repositories: HashMap<RepositoryName, i64>,
     /// Snapshots that there are now, less those that there were before.
     snapshots: i64,
 }
 
-impl<T: Tx> Restore<'_, T> {
+impl Restore<'_> {
     async fn repository(&mut self, name: &RepositoryName) -> Outcome<i64> {
         if let Some(id) = self.repositories.get(name) {
             return Ok(*id);

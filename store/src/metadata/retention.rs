@@ -12,20 +12,20 @@ use std::collections::{BTreeMap, HashSet};
 /// Tags looked at in one statement.
 const TAGS: usize = 1000;
 
-pub(super) async fn retention<T: Tx>(tx: &mut T) -> Outcome<Retention> {
+pub(super) async fn retention(tx: &mut dyn Tx) -> Outcome<Retention> {
     let now = tx.now().await?;
     let (version, policies) = policies(tx).await?;
     Ok(Retention { version, policies, now })
 }
 
-async fn policies<T: Tx>(tx: &mut T) -> Outcome<(u64, RetentionPolicies)> {
+async fn policies(tx: &mut dyn Tx) -> Outcome<(u64, RetentionPolicies)> {
     let row: Option<(u64, String)> = tx.first("SELECT version, document FROM retention WHERE id = 1", &[]).await?;
     let Some((version, document)) = row else { return Ok((0, RetentionPolicies::default())) };
     let policies = serde_json::from_str(&document).map_err(|e| Fail::internal(format!("the retention policies cannot be read: {e}")))?;
     Ok((version, policies))
 }
 
-pub(super) async fn set<T: Tx>(tx: &mut T, policies: &RetentionPolicies, audit: Option<&AuditEntry>) -> Outcome<()> {
+pub(super) async fn set(tx: &mut dyn Tx, policies: &RetentionPolicies, audit: Option<&AuditEntry>) -> Outcome<()> {
     let document = serde_json::to_string(policies).map_err(|e| Fail::internal(e.to_string()))?;
     let set = "INSERT INTO retention (id, version, document) VALUES (1, 1, $1)
                ON CONFLICT (id) DO UPDATE SET version = retention.version + 1, document = excluded.document";
@@ -35,13 +35,13 @@ pub(super) async fn set<T: Tx>(tx: &mut T, policies: &RetentionPolicies, audit: 
 
 /// Whether the policies are those of this version, and stay so until the transaction ends: setting
 /// others waits for it. To be asked first, since it locks.
-pub(super) async fn is_current<T: Tx>(tx: &mut T, version: u64) -> Outcome<bool> {
+pub(super) async fn is_current(tx: &mut dyn Tx, version: u64) -> Outcome<bool> {
     let found: Option<u64> = tx.first("SELECT version FROM retention WHERE id = 1 FOR UPDATE", &[]).await?;
     Ok(found.unwrap_or(0) == version)
 }
 
 /// Refuses to move or delete tags of which one is immutable.
-pub(super) async fn must_be_mutable<T: Tx>(tx: &mut T, repository: &RepositoryName, tags: &[&Tag]) -> Outcome<()> {
+pub(super) async fn must_be_mutable(tx: &mut dyn Tx, repository: &RepositoryName, tags: &[&Tag]) -> Outcome<()> {
     if tags.is_empty() {
         return Ok(());
     }
@@ -55,8 +55,8 @@ pub(super) async fn must_be_mutable<T: Tx>(tx: &mut T, repository: &RepositoryNa
 /// Refuses to take `object` out of a repository while an immutable tag needs it there: the image at
 /// that tag lists it, or an index does and a manifest in between. `by_snapshots`: what snapshots
 /// list counts too.
-pub(super) async fn must_not_be_needed<T: Tx>(
-    tx: &mut T,
+pub(super) async fn must_not_be_needed(
+    tx: &mut dyn Tx,
     (id, repository): (i64, &RepositoryName),
     (object, digest): (ObjectId, &Digest),
     by_snapshots: bool,
@@ -87,7 +87,7 @@ pub(super) async fn must_not_be_needed<T: Tx>(
 }
 
 /// The tag of a manifest that lists `object`, by itself or by manifests that it lists.
-async fn needed_by<T: Tx>(tx: &mut T, object: ObjectId, mut tags: BTreeMap<ObjectId, Tag>) -> Outcome<Option<Tag>> {
+async fn needed_by(tx: &mut dyn Tx, object: ObjectId, mut tags: BTreeMap<ObjectId, Tag>) -> Outcome<Option<Tag>> {
     let find = "SELECT o.id, c.children FROM objects o JOIN containers c ON c.object = o.id
                 WHERE o.id = ANY($1) AND (o.kind = $2 OR o.kind = $3) ORDER BY o.id";
     let mut seen: HashSet<ObjectId> = HashSet::new();

@@ -14,7 +14,7 @@ fn trigger_word(trigger: GcTrigger) -> &'static str {
     }
 }
 
-pub(super) async fn record<T: Tx>(tx: &mut T, run: &GcRun) -> Outcome<()> {
+pub(super) async fn record(tx: &mut dyn Tx, run: &GcRun) -> Outcome<()> {
     let insert = "INSERT INTO gc_runs (id, cause, started_at, finished_at, report) VALUES ($1, $2, $3, $4, $5)
                   ON CONFLICT (id) DO UPDATE SET finished_at = excluded.finished_at, report = excluded.report";
     tx.execute(insert, values![&run.id, trigger_word(run.trigger), run.started_at, run.finished_at, &run.report]).await?;
@@ -31,7 +31,7 @@ fn did_something(report: &GcReport) -> bool {
     report.released + report.unclaimed + report.packs_deleted > 0
 }
 
-pub(super) async fn list<T: Tx>(tx: &mut T, after: Option<&str>, limit: usize) -> Outcome<Page<GcRun>> {
+pub(super) async fn list(tx: &mut dyn Tx, after: Option<&str>, limit: usize) -> Outcome<Page<GcRun>> {
     // Ids are UUIDv7: in order of time.
     let find = "SELECT id, cause, started_at, finished_at, report FROM gc_runs WHERE id < $1 ORDER BY id DESC LIMIT $2";
     let rows: Vec<(String, String, u64, Option<u64>, String)> = tx.query(find, values![cursor(after, "~")?, one_more(limit)]).await?;

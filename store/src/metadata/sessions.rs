@@ -14,7 +14,7 @@ pub(super) fn millis(duration: Duration) -> u64 {
 }
 
 /// The row of a repository, made if it is new.
-pub(super) async fn make_repository<T: Tx>(tx: &mut T, repository: &RepositoryName) -> Outcome<i64> {
+pub(super) async fn make_repository(tx: &mut dyn Tx, repository: &RepositoryName) -> Outcome<i64> {
     let find = "SELECT id FROM repositories WHERE name = $1";
     if let Some(id) = tx.first(find, values![repository]).await? {
         return Ok(id);
@@ -24,7 +24,7 @@ pub(super) async fn make_repository<T: Tx>(tx: &mut T, repository: &RepositoryNa
     tx.first(find, values![repository]).await?.ok_or(Fail::Again)
 }
 
-pub(super) async fn open_push<T: Tx>(tx: &mut T, push: &PushId, repository: &RepositoryName, lease: Duration) -> Outcome<()> {
+pub(super) async fn open_push(tx: &mut dyn Tx, push: &PushId, repository: &RepositoryName, lease: Duration) -> Outcome<()> {
     // Sessions become visible in the order of their numbers: a session that asks about leases sees
     // every older one.
     const ONE_AFTER_THE_OTHER: Sql =
@@ -54,7 +54,7 @@ impl LivePush {
     }
 }
 
-pub(super) async fn live_push<T: Tx>(tx: &mut T, push: &PushId) -> Outcome<LivePush> {
+pub(super) async fn live_push(tx: &mut dyn Tx, push: &PushId) -> Outcome<LivePush> {
     let now = tx.now().await?;
     let unknown = || Error::PushUnknown(push.0.clone());
     if !can_be_kept(&push.0) {
@@ -68,14 +68,14 @@ pub(super) async fn live_push<T: Tx>(tx: &mut T, push: &PushId) -> Outcome<LiveP
 }
 
 /// Renews the lease of a session that lives at `now`.
-pub(super) async fn extend_push<T: Tx>(tx: &mut T, push: &PushId, lease: Duration, now: u64) -> Outcome<()> {
+pub(super) async fn extend_push(tx: &mut dyn Tx, push: &PushId, lease: Duration, now: u64) -> Outcome<()> {
     let update = "UPDATE pushes SET expires = GREATEST(expires, $1) WHERE id = $2 AND expires >= $3 AND committed IS NULL";
     let updated = tx.execute(update, values![now.saturating_add(millis(lease)), &push.0, now]).await?;
     if updated == 0 { Err(Error::PushUnknown(push.0.clone()).into()) } else { Ok(()) }
 }
 
 /// Renews the lease of a session that was found, if it is time for that.
-pub(super) async fn renew_if_needed<B: Backend>(backend: &B, push: PushId, live: &LivePush, lease: Duration) -> Result<()> {
+pub(super) async fn renew_if_needed(backend: &dyn Backend, push: PushId, live: &LivePush, lease: Duration) -> Result<()> {
     if !live.needs_renewal(lease) {
         return Ok(());
     }
@@ -83,13 +83,13 @@ pub(super) async fn renew_if_needed<B: Backend>(backend: &B, push: PushId, live:
     backend.run(Mode::STATEMENT.named("extend_push"), job, |tx, (push, lease, now)| Box::pin(extend_push(tx, push, *lease, *now))).await
 }
 
-pub(super) async fn renew_push<B: Backend>(backend: &B, push: PushId, lease: Duration) -> Result<RepositoryName> {
+pub(super) async fn renew_push(backend: &dyn Backend, push: PushId, lease: Duration) -> Result<RepositoryName> {
     let live = backend.run(Mode::READ.named("renew_push"), push.clone(), |tx, push| Box::pin(live_push(tx, push))).await?;
     renew_if_needed(backend, push, &live, lease).await?;
     Ok(live.name)
 }
 
-pub(super) async fn close_push<T: Tx>(tx: &mut T, push: &PushId) -> Outcome<()> {
+pub(super) async fn close_push(tx: &mut dyn Tx, push: &PushId) -> Outcome<()> {
     if !can_be_kept(&push.0) {
         return Ok(());
     }
@@ -98,7 +98,7 @@ pub(super) async fn close_push<T: Tx>(tx: &mut T, push: &PushId) -> Outcome<()> 
 }
 
 /// A session whose lease has not run out, open or ended.
-pub(super) async fn find_session<T: Tx>(tx: &mut T, session: &PushId) -> Outcome<Option<Session>> {
+pub(super) async fn find_session(tx: &mut dyn Tx, session: &PushId) -> Outcome<Option<Session>> {
     let now = tx.now().await?;
     if !can_be_kept(&session.0) {
         return Ok(None);
@@ -108,12 +108,12 @@ pub(super) async fn find_session<T: Tx>(tx: &mut T, session: &PushId) -> Outcome
     Ok(row.map(|(repository, ended)| Session { repository, ended: ended.as_deref().and_then(Ended::from_column) }))
 }
 
-pub(super) async fn session<T: Tx>(tx: &mut T, session: &PushId) -> Outcome<Session> {
+pub(super) async fn session(tx: &mut dyn Tx, session: &PushId) -> Outcome<Session> {
     find_session(tx, session).await?.ok_or_else(|| Error::PushUnknown(session.0.clone()).into())
 }
 
 /// Sessions that live, oldest first.
-pub(super) async fn unfinished<T: Tx>(tx: &mut T, limit: usize) -> Outcome<Vec<Unfinished>> {
+pub(super) async fn unfinished(tx: &mut dyn Tx, limit: usize) -> Outcome<Vec<Unfinished>> {
     let now = tx.now().await?;
     let find = "SELECT p.number, r.name, p.expires FROM pushes p JOIN repositories r ON r.id = p.repository
                 WHERE p.committed IS NULL AND p.expires >= $1 ORDER BY p.number LIMIT $2";
@@ -122,7 +122,7 @@ pub(super) async fn unfinished<T: Tx>(tx: &mut T, limit: usize) -> Outcome<Vec<U
 }
 
 /// Ends every session and gives up every pack that is being written.
-pub(super) async fn end_all<T: Tx>(tx: &mut T) -> Outcome<u64> {
+pub(super) async fn end_all(tx: &mut dyn Tx) -> Outcome<u64> {
     let now = tx.now().await?;
     let give_up = "UPDATE packs SET keep_until = $1 WHERE id = ANY(ARRAY(
                      SELECT id FROM packs WHERE state = 'writing' AND keep_until > $1 ORDER BY id FOR UPDATE)) AND state = 'writing'";
@@ -135,7 +135,7 @@ pub(super) async fn end_all<T: Tx>(tx: &mut T) -> Outcome<u64> {
 }
 
 /// Ends every session whose id says that it is for a capture ([`PushId::of_capture`]).
-pub(super) async fn end_captures<T: Tx>(tx: &mut T) -> Outcome<u64> {
+pub(super) async fn end_captures(tx: &mut dyn Tx) -> Outcome<u64> {
     let delete = "DELETE FROM pushes WHERE id = ANY(ARRAY(
                     SELECT id FROM pushes WHERE committed IS NULL AND id LIKE 'capture-%' ORDER BY id FOR UPDATE)) RETURNING number";
     let sessions: Vec<i64> = tx.returning(delete, &[]).await?;
@@ -145,7 +145,7 @@ pub(super) async fn end_captures<T: Tx>(tx: &mut T) -> Outcome<u64> {
 
 /// Forgets sessions that expired. A transaction of its own: a push that ends renews its session
 /// while it holds objects, so a transaction that holds a session must not wait for objects.
-pub(super) async fn forget_expired<T: Tx>(tx: &mut T) -> Outcome<u64> {
+pub(super) async fn forget_expired(tx: &mut dyn Tx) -> Outcome<u64> {
     let now = tx.now().await?;
     let expired =
         "DELETE FROM pushes WHERE id = ANY(ARRAY(SELECT id FROM pushes WHERE expires < $1 FOR UPDATE SKIP LOCKED)) AND expires < $1";

@@ -8,14 +8,14 @@ use pfr_schema::api::SigningPolicies;
 use pfr_schema::signature::signed_by;
 use pfr_schema::{Digest, RepositoryName, Tag};
 
-pub(super) async fn signing<T: Tx>(tx: &mut T) -> Outcome<Signing> {
+pub(super) async fn signing(tx: &mut dyn Tx) -> Outcome<Signing> {
     let row: Option<(u64, String)> = tx.first("SELECT version, document FROM signing WHERE id = 1", &[]).await?;
     let Some((version, document)) = row else { return Ok(Signing::default()) };
     let policies = serde_json::from_str(&document).map_err(|e| Fail::internal(format!("the signing policies cannot be read: {e}")))?;
     Ok(Signing { version, policies })
 }
 
-pub(super) async fn set<T: Tx>(tx: &mut T, policies: &SigningPolicies, audit: Option<&AuditEntry>) -> Outcome<()> {
+pub(super) async fn set(tx: &mut dyn Tx, policies: &SigningPolicies, audit: Option<&AuditEntry>) -> Outcome<()> {
     let document = serde_json::to_string(policies).map_err(|e| Fail::internal(e.to_string()))?;
     let set = "INSERT INTO signing (id, version, document) VALUES (1, 1, $1)
                ON CONFLICT (id) DO UPDATE SET version = signing.version + 1, document = excluded.document";
@@ -28,8 +28,8 @@ pub(super) async fn set<T: Tx>(tx: &mut T, policies: &SigningPolicies, audit: Op
 ///
 /// A tag of signatures needs none. But where a policy holds, whatever is there is replaced only by
 /// what is known to lose no signature that counts: the right to push must not hide them.
-pub(super) async fn must_be_signed<T: Tx>(
-    tx: &mut T,
+pub(super) async fn must_be_signed(
+    tx: &mut dyn Tx,
     repository: &RepositoryName,
     digest: &Digest,
     tags: &[(&Tag, Option<Digest>)],

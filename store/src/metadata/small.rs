@@ -93,19 +93,19 @@ macro_rules! small {
     };
 }
 
-pub(super) async fn count<T: Tx>(tx: &mut T, full: FullPack) -> Outcome<PackCounts> {
+pub(super) async fn count(tx: &mut dyn Tx, full: FullPack) -> Outcome<PackCounts> {
     let count = "SELECT COUNT(*), COUNT(*) FILTER (WHERE frame_bytes < $1 AND bytes - frame_bytes < $2) FROM packs WHERE state = 'live'";
     let (live, small) = tx.one(count, values![full.bytes / 2, full.frames / 2 * ENTRY]).await?;
     Ok(PackCounts { live, small })
 }
 
-pub(super) async fn list<T: Tx>(tx: &mut T, full: FullPack, limit: usize) -> Outcome<Vec<PackRow>> {
+pub(super) async fn list(tx: &mut dyn Tx, full: FullPack, limit: usize) -> Outcome<Vec<PackRow>> {
     let now = tx.now().await?;
     let rows: Vec<RawPack> = tx.query(small!(), values![full.bytes / 2, full.frames / 2 * ENTRY, now, PackId::MAX, at_most(limit)]).await?;
     Ok(rows.into_iter().map(pack_row).collect())
 }
 
-pub(super) async fn claim<T: Tx>(tx: &mut T, full: FullPack, below: Option<PackId>, claim: Duration) -> Outcome<Vec<PackRow>> {
+pub(super) async fn claim(tx: &mut dyn Tx, full: FullPack, below: Option<PackId>, claim: Duration) -> Outcome<Vec<PackRow>> {
     let now = tx.now().await?;
     let values = values![full.bytes / 2, full.frames / 2 * ENTRY, now, below.unwrap_or(PackId::MAX), at_most(MOST)];
     let rows: Vec<RawPack> = tx.query(concat!(small!(), " FOR NO KEY UPDATE SKIP LOCKED"), values).await?;

@@ -19,12 +19,12 @@ use std::slice;
 pub(super) const SIGNATURES: usize = 1000;
 
 /// Row id and object of a repository's manifest.
-pub(super) async fn manifest_row<T: Tx>(tx: &mut T, id: i64, repository: &RepositoryName, digest: &Digest) -> Outcome<(i64, ObjectId)> {
+pub(super) async fn manifest_row(tx: &mut dyn Tx, id: i64, repository: &RepositoryName, digest: &Digest) -> Outcome<(i64, ObjectId)> {
     find_manifest(tx, id, digest).await?.ok_or_else(|| unknown(repository, digest))
 }
 
 /// The same, if it is there.
-pub(super) async fn find_manifest<T: Tx>(tx: &mut T, repository: i64, digest: &Digest) -> Outcome<Option<(i64, ObjectId)>> {
+pub(super) async fn find_manifest(tx: &mut dyn Tx, repository: i64, digest: &Digest) -> Outcome<Option<(i64, ObjectId)>> {
     let find = "SELECT m.id, m.object FROM manifests m JOIN objects o ON o.id = m.object WHERE o.digest = $1 AND m.repository = $2";
     tx.first(find, values![digest, repository]).await
 }
@@ -35,8 +35,8 @@ pub(super) fn unknown(repository: &RepositoryName, digest: &Digest) -> Fail {
 
 /// Deletes a snapshot; with `etag`, only while its tags are those of this entity tag. A snapshot
 /// with an immutable tag is deleted only if the change `overrides` that.
-pub(super) async fn delete_snapshot<T: Tx>(
-    tx: &mut T,
+pub(super) async fn delete_snapshot(
+    tx: &mut dyn Tx,
     repository: &RepositoryName,
     digest: &Digest,
     etag: Option<&Digest>,
@@ -45,7 +45,7 @@ pub(super) async fn delete_snapshot<T: Tx>(
     delete_if(tx, repository, digest, Condition { etag, mutable: !overrides, ..Condition::default() }).await.map(|_| ())
 }
 
-pub(super) async fn expire<T: Tx>(tx: &mut T, expiring: &Expiring, audit: Option<&AuditEntry>) -> Outcome<Expiry> {
+pub(super) async fn expire(tx: &mut dyn Tx, expiring: &Expiring, audit: Option<&AuditEntry>) -> Outcome<Expiry> {
     let Expiring { repository, digest, etag, pushed_at, version } = expiring;
     if !retention::is_current(tx, *version).await? {
         return Ok(Expiry::Kept);
@@ -61,7 +61,7 @@ pub(super) async fn expire<T: Tx>(tx: &mut T, expiring: &Expiring, audit: Option
     Ok(Expiry::Deleted)
 }
 
-pub(super) async fn evict<T: Tx>(tx: &mut T, snapshot: &Evictable) -> Outcome<bool> {
+pub(super) async fn evict(tx: &mut dyn Tx, snapshot: &Evictable) -> Outcome<bool> {
     let unused = Condition { used_at: Some(snapshot.used_at), unpinned: true, ..Condition::default() };
     match delete_if(tx, &snapshot.repository, &snapshot.digest, unused).await {
         Err(Fail::Store(Error::SnapshotUnknown { .. } | Error::RepositoryUnknown(_))) => Ok(false),
@@ -87,7 +87,7 @@ struct Condition<'a> {
 }
 
 /// Deletes a snapshot. Returns false if it was used, pinned or pushed again since, or is listed.
-async fn delete_if<T: Tx>(tx: &mut T, repository: &RepositoryName, digest: &Digest, condition: Condition<'_>) -> Outcome<bool> {
+async fn delete_if(tx: &mut dyn Tx, repository: &RepositoryName, digest: &Digest, condition: Condition<'_>) -> Outcome<bool> {
     let id = visible(tx, repository).await?;
     let (manifest, object) = manifest_row(tx, id, repository, digest).await?;
     // Its signatures go with it. Those of an image are its client's.
@@ -138,33 +138,33 @@ async fn delete_if<T: Tx>(tx: &mut T, repository: &RepositoryName, digest: &Dige
 /// Locks rows of manifests in id order, as everywhere; ids that do not exist are left out. For a
 /// transaction that changes several of them: a statement that changes them locks them in the order
 /// in which it finds them.
-pub(super) async fn lock_rows<T: Tx>(tx: &mut T, ids: &[i64]) -> Outcome<()> {
+pub(super) async fn lock_rows(tx: &mut dyn Tx, ids: &[i64]) -> Outcome<()> {
     const LOCK: Sql = Sql::only_postgres("SELECT id FROM manifests WHERE id = ANY($1) ORDER BY id FOR NO KEY UPDATE");
     tx.query::<i64>(LOCK, values![ids]).await?;
     Ok(())
 }
 
 /// Removes a snapshot's row and its tags. The caller counts it for the quota.
-pub(super) async fn remove<T: Tx>(tx: &mut T, manifest: i64, object: ObjectId) -> Outcome<()> {
+pub(super) async fn remove(tx: &mut dyn Tx, manifest: i64, object: ObjectId) -> Outcome<()> {
     let tags = tx.execute("DELETE FROM tags WHERE manifest = $1", values![manifest]).await?;
     tx.execute("DELETE FROM manifests WHERE id = $1", values![manifest]).await?;
     release(tx, object, int(tags) + 1).await
 }
 
-pub(super) async fn touch<T: Tx>(tx: &mut T, repository: &RepositoryName, digest: &Digest) -> Outcome<()> {
+pub(super) async fn touch(tx: &mut dyn Tx, repository: &RepositoryName, digest: &Digest) -> Outcome<()> {
     let id = visible(tx, repository).await?;
     let (manifest, _) = manifest_row(tx, id, repository, digest).await?;
     used(tx, manifest).await
 }
 
 /// Marks a snapshot as used now.
-pub(super) async fn used<T: Tx>(tx: &mut T, manifest: i64) -> Outcome<()> {
+pub(super) async fn used(tx: &mut dyn Tx, manifest: i64) -> Outcome<()> {
     let now = tx.now().await?;
     tx.execute("UPDATE manifests SET used_at = $1 WHERE id = $2 AND used_at < $1", values![now, manifest]).await?;
     Ok(())
 }
 
-pub(super) async fn pin<T: Tx>(tx: &mut T, repository: &RepositoryName, digest: &Digest, reason: Pin, pinned: bool) -> Outcome<bool> {
+pub(super) async fn pin(tx: &mut dyn Tx, repository: &RepositoryName, digest: &Digest, reason: Pin, pinned: bool) -> Outcome<bool> {
     let id = visible(tx, repository).await?;
     let (manifest, _) = manifest_row(tx, id, repository, digest).await?;
     // It may have been deleted since the look.
@@ -173,7 +173,7 @@ pub(super) async fn pin<T: Tx>(tx: &mut T, repository: &RepositoryName, digest: 
 
 /// Sets or clears a reason. Returns whether any reason is left; `None` if there is no such
 /// snapshot.
-pub(super) async fn pin_row<T: Tx>(tx: &mut T, manifest: i64, reason: Pin, pinned: bool) -> Outcome<Option<bool>> {
+pub(super) async fn pin_row(tx: &mut dyn Tx, manifest: i64, reason: Pin, pinned: bool) -> Outcome<Option<bool>> {
     let update = match pinned {
         true => "UPDATE manifests SET pinned = pinned | $1 WHERE id = $2 RETURNING pinned <> 0",
         false => "UPDATE manifests SET pinned = pinned & ~$1 WHERE id = $2 RETURNING pinned <> 0",
@@ -182,7 +182,7 @@ pub(super) async fn pin_row<T: Tx>(tx: &mut T, manifest: i64, reason: Pin, pinne
 }
 
 /// Snapshots that eviction does not delete, by repository, the newest first in each.
-pub(super) async fn pinned<T: Tx>(tx: &mut T, limit: usize) -> Outcome<Vec<PinnedSnapshot>> {
+pub(super) async fn pinned(tx: &mut dyn Tx, limit: usize) -> Outcome<Vec<PinnedSnapshot>> {
     let find = "SELECT m.id, r.name, m.pinned FROM manifests m JOIN repositories r ON r.id = m.repository
                 WHERE m.pinned <> 0 ORDER BY r.name, m.id DESC LIMIT $1";
     let rows: Vec<(i64, RepositoryName, u64)> = tx.query(find, values![at_most(limit)]).await?;
@@ -193,13 +193,13 @@ pub(super) async fn pinned<T: Tx>(tx: &mut T, limit: usize) -> Outcome<Vec<Pinne
 }
 
 /// All snapshots, and those that eviction leaves.
-pub(super) async fn count<T: Tx>(tx: &mut T) -> Outcome<(u64, u64)> {
+pub(super) async fn count(tx: &mut dyn Tx) -> Outcome<(u64, u64)> {
     let count = "SELECT COUNT(*), COALESCE(SUM(CASE WHEN pinned = 0 THEN 0 ELSE 1 END), 0) FROM manifests WHERE NOT is_image";
     tx.one(count, &[]).await
 }
 
 /// Snapshots that may be evicted, least recently used first. Signatures go with their snapshot.
-pub(super) async fn evictable<T: Tx>(tx: &mut T, limit: usize) -> Outcome<Vec<Evictable>> {
+pub(super) async fn evictable(tx: &mut dyn Tx, limit: usize) -> Outcome<Vec<Evictable>> {
     let find =
         "SELECT r.name, o.digest, m.used_at FROM manifests m JOIN repositories r ON r.id = m.repository JOIN objects o ON o.id = m.object
          WHERE m.pinned = 0 AND NOT m.is_image ORDER BY m.used_at, m.id LIMIT $1";

@@ -169,22 +169,22 @@ columns! {
 pub(crate) trait Cells {
     fn is_null(&self, at: usize) -> Outcome<bool>;
     fn int(&self, at: usize) -> Outcome<i64>;
-    fn text<T>(&self, at: usize, read: impl FnOnce(&str) -> Outcome<T>) -> Outcome<T>;
-    fn bytes<T>(&self, at: usize, read: impl FnOnce(&[u8]) -> Outcome<T>) -> Outcome<T>;
+    fn text(&self, at: usize) -> Outcome<&str>;
+    fn bytes(&self, at: usize) -> Outcome<&[u8]>;
 }
 
 /// What is in one cell.
 pub(crate) trait FromCell: Sized {
-    fn read(row: &impl Cells, at: usize) -> Outcome<Self>;
+    fn read(row: &dyn Cells, at: usize) -> Outcome<Self>;
 }
 
 /// What is in one row.
 pub(crate) trait FromRow: Sized + Send {
-    fn read(row: &impl Cells) -> Outcome<Self>;
+    fn read(row: &dyn Cells) -> Outcome<Self>;
 }
 
 impl<T: FromCell + Send> FromRow for T {
-    fn read(row: &impl Cells) -> Outcome<Self> {
+    fn read(row: &dyn Cells) -> Outcome<Self> {
         T::read(row, 0)
     }
 }
@@ -192,7 +192,7 @@ impl<T: FromCell + Send> FromRow for T {
 macro_rules! tuples {
     ($(($($type:ident $at:tt),*);)*) => {
         $(impl<$($type: FromCell + Send),*> FromRow for ($($type,)*) {
-            fn read(row: &impl Cells) -> Outcome<Self> {
+            fn read(row: &dyn Cells) -> Outcome<Self> {
                 Ok(($($type::read(row, $at)?,)*))
             }
         })*
@@ -211,7 +211,7 @@ tuples! {
 }
 
 impl<T: FromCell> FromCell for Option<T> {
-    fn read(row: &impl Cells, at: usize) -> Outcome<Self> {
+    fn read(row: &dyn Cells, at: usize) -> Outcome<Self> {
         if row.is_null(at)? { Ok(None) } else { T::read(row, at).map(Some) }
     }
 }
@@ -220,7 +220,7 @@ impl<T: FromCell> FromCell for Option<T> {
 macro_rules! cells {
     ($($type:ty: $row:ident, $at:ident => $cell:expr;)*) => {
         $(impl FromCell for $type {
-            fn read($row: &impl Cells, $at: usize) -> Outcome<Self> {
+            fn read($row: &dyn Cells, $at: usize) -> Outcome<Self> {
                 $cell
             }
         })*
@@ -231,15 +231,15 @@ cells! {
     i64: row, at => row.int(at);
     u64: row, at => Ok(u64::try_from(row.int(at)?).unwrap_or(0));
     bool: row, at => Ok(row.int(at)? != 0);
-    String: row, at => row.text(at, |text| Ok(text.to_owned()));
-    AccessTokenId: row, at => row.text(at, |text| Ok(text.parse()?));
-    Vec<AccessScope>: row, at => row.text(at, |text| Ok(text.split(' ').map(str::parse).collect::<Result<_, _>>()?));
-    DomainName: row, at => row.text(at, |text| Ok(text.parse()?));
-    AgentName: row, at => row.text(at, |text| Ok(text.parse()?));
-    RepositoryName: row, at => row.text(at, |text| Ok(text.parse()?));
-    Tag: row, at => row.text(at, |text| Ok(text.parse()?));
-    Vec<u8>: row, at => row.bytes(at, |bytes| Ok(bytes.to_vec()));
-    Digest: row, at => row.bytes(at, |key| Ok(Digest::from_key(key)?));
+    String: row, at => Ok(row.text(at)?.to_owned());
+    AccessTokenId: row, at => Ok(row.text(at)?.parse()?);
+    Vec<AccessScope>: row, at => Ok(row.text(at)?.split(' ').map(str::parse).collect::<Result<_, _>>()?);
+    DomainName: row, at => Ok(row.text(at)?.parse()?);
+    AgentName: row, at => Ok(row.text(at)?.parse()?);
+    RepositoryName: row, at => Ok(row.text(at)?.parse()?);
+    Tag: row, at => Ok(row.text(at)?.parse()?);
+    Vec<u8>: row, at => Ok(row.bytes(at)?.to_vec());
+    Digest: row, at => Ok(Digest::from_key(row.bytes(at)?)?);
     Codec: row, at => codec_of(row.int(at)?);
     Kind: row, at => kind_of(row.int(at)?);
     Health: row, at => Ok(health_of(row.int(at)?));

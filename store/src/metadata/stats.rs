@@ -29,8 +29,8 @@ type Range = (ObjectId, ObjectId);
 /// The costs of the snapshots of a repository whose row ids are larger than `after`: some of them,
 /// the oldest first. `reached` is what counts as reached before. With `only`, those of them that it
 /// names.
-pub(super) async fn costs<T: Tx>(
-    tx: &mut T,
+pub(super) async fn costs(
+    tx: &mut dyn Tx,
     repository: &RepositoryName,
     after: i64,
     only: Option<&[Digest]>,
@@ -69,7 +69,7 @@ pub(super) async fn costs<T: Tx>(
 }
 
 /// The costs of one snapshot, as if it were the first: its new bytes are all that it reaches.
-pub(super) async fn cost<T: Tx>(tx: &mut T, repository: &RepositoryName, digest: &Digest) -> Outcome<Costs> {
+pub(super) async fn cost(tx: &mut dyn Tx, repository: &RepositoryName, digest: &Digest) -> Outcome<Costs> {
     let snapshot = snapshot(tx, repository, digest).await?;
     let nothing = ObjectSet::new();
     let (group, _) = Group::load(tx, &nothing, &[snapshot.object]).await?;
@@ -82,7 +82,7 @@ pub(super) async fn cost<T: Tx>(tx: &mut T, repository: &RepositoryName, digest:
 
 /// The references that a deletion of snapshots takes, as `snapshots::delete_snapshot` does: of
 /// their manifests and tags, and of those of their signatures. Also how many snapshots there are.
-pub(super) async fn deletion<T: Tx>(tx: &mut T, repository: &RepositoryName, digests: &[Digest]) -> Outcome<(u64, Vec<(ObjectId, u64)>)> {
+pub(super) async fn deletion(tx: &mut dyn Tx, repository: &RepositoryName, digests: &[Digest]) -> Outcome<(u64, Vec<(ObjectId, u64)>)> {
     let id: Option<i64> = tx.first("SELECT id FROM repositories WHERE name = $1", values![repository]).await?;
     let Some(id) = id else { return Ok((0, Vec::new())) };
     let find =
@@ -101,7 +101,7 @@ pub(super) async fn deletion<T: Tx>(tx: &mut T, repository: &RepositoryName, dig
 
 /// What some nodes list, and the objects of `further` references. Looks at one node at least, and
 /// at no more than have `list_bytes` bytes of packed lists together.
-pub(super) async fn held<T: Tx>(tx: &mut T, nodes: &[ObjectId], further: &[(ObjectId, u64)], list_bytes: u64) -> Outcome<Held> {
+pub(super) async fn held(tx: &mut dyn Tx, nodes: &[ObjectId], further: &[(ObjectId, u64)], list_bytes: u64) -> Outcome<Held> {
     const SINGLE: Sql = Sql::of_each(
         "SELECT s.bytes, s.stored FROM unnest($1::bigint[], $2::bigint[]) AS u(first, last)
          JOIN LATERAL (SELECT COALESCE(SUM(size), 0)::bigint AS bytes, COALESCE(SUM(frame_len), 0)::bigint AS stored
@@ -269,7 +269,7 @@ impl Walk {
 }
 
 /// Of the objects in these ranges, those with more than one reference.
-async fn shared<T: Tx>(tx: &mut T, ranges: Vec<Range>) -> Outcome<HashMap<ObjectId, u64>> {
+async fn shared(tx: &mut dyn Tx, ranges: Vec<Range>) -> Outcome<HashMap<ObjectId, u64>> {
     const FIND: Sql = Sql::of_each(
         "SELECT o.id, o.refs FROM unnest($1::bigint[], $2::bigint[]) AS u(first, last)
          JOIN LATERAL (SELECT id, refs FROM objects WHERE id BETWEEN u.first AND u.last AND refs > 1) o ON true",
@@ -280,7 +280,7 @@ async fn shared<T: Tx>(tx: &mut T, ranges: Vec<Range>) -> Outcome<HashMap<Object
 }
 
 /// The nodes in these ranges.
-async fn nodes_in<T: Tx>(tx: &mut T, ranges: &[Range]) -> Outcome<Vec<ObjectId>> {
+async fn nodes_in(tx: &mut dyn Tx, ranges: &[Range]) -> Outcome<Vec<ObjectId>> {
     const FIND: Sql = Sql::of_each(
         "SELECT c.object FROM unnest($1::bigint[], $2::bigint[]) AS u(first, last)
          JOIN LATERAL (SELECT object FROM containers WHERE object BETWEEN u.first AND u.last) c ON true",
@@ -290,7 +290,7 @@ async fn nodes_in<T: Tx>(tx: &mut T, ranges: &[Range]) -> Outcome<Vec<ObjectId>>
 }
 
 /// Frame bytes of the objects in these ranges.
-async fn frame_bytes<T: Tx>(tx: &mut T, ranges: Vec<Range>) -> Outcome<u64> {
+async fn frame_bytes(tx: &mut dyn Tx, ranges: Vec<Range>) -> Outcome<u64> {
     const SUM: Sql = Sql::of_each(
         "SELECT s.bytes FROM unnest($1::bigint[], $2::bigint[]) AS u(first, last)
          JOIN LATERAL (SELECT COALESCE(SUM(frame_len), 0)::bigint AS bytes FROM objects WHERE id BETWEEN u.first AND u.last) s ON true",

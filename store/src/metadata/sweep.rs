@@ -20,7 +20,7 @@ fn broken(container: ObjectId, reason: &str) -> Fail {
 
 /// Takes candidates of one kind that no other collection has taken, and deletes about `room`
 /// objects.
-pub(super) async fn set<T: Tx>(tx: &mut T, room: usize) -> Outcome<Collected> {
+pub(super) async fn set(tx: &mut dyn Tx, room: usize) -> Outcome<Collected> {
     let now = tx.now().await?;
     let entries = due(tx, true, room).await?;
     let Some(first) = entries.first() else { return Ok(Collected::default()) };
@@ -59,7 +59,7 @@ pub(super) async fn set<T: Tx>(tx: &mut T, room: usize) -> Outcome<Collected> {
 
 /// Finds at most `room` objects of a pack that nothing holds, and whether these are all. Those that
 /// a lease covers are looked at again when it ends.
-async fn sweep_pack<T: Tx>(tx: &mut T, entry: i64, pack: PackId, room: usize) -> Outcome<(Vec<ObjectId>, bool)> {
+async fn sweep_pack(tx: &mut dyn Tx, entry: i64, pack: PackId, room: usize) -> Outcome<(Vec<ObjectId>, bool)> {
     let now = tx.now().await?;
     let found = unclaimed(tx, pack, room).await?;
     let complete = found.len() < room;
@@ -120,7 +120,7 @@ type RawLocked = (ObjectId, i64, u64, i64, Kind);
 
 impl Sweep {
     /// Deletes those candidates that are free, and the blobs that only they held.
-    async fn run<T: Tx>(&mut self, tx: &mut T, candidates: &[ObjectId], room: usize) -> Outcome<()> {
+    async fn run(&mut self, tx: &mut dyn Tx, candidates: &[ObjectId], room: usize) -> Outcome<()> {
         let free = self.look(tx, candidates, room).await?;
         let all: BTreeSet<ObjectId> =
             free.blobs.iter().chain(free.containers.keys()).chain(free.containers.values().flatten()).copied().collect();
@@ -166,7 +166,7 @@ impl Sweep {
     /// Looks at candidates without a lock. Nodes are taken only while about `room` objects are
     /// deleted, and one at least. Unknown children are never taken for none: then nothing below the
     /// node is deleted.
-    async fn look<T: Tx>(&mut self, tx: &mut T, candidates: &[ObjectId], room: usize) -> Outcome<Free> {
+    async fn look(&mut self, tx: &mut dyn Tx, candidates: &[ObjectId], room: usize) -> Outcome<Free> {
         let find = "SELECT o.id, o.refs, o.keep_until, o.lessee, o.kind, octet_length(c.children) FROM objects o
                     LEFT JOIN containers c ON c.object = o.id WHERE o.id = ANY($1) ORDER BY o.id";
         let rows: Vec<RawCandidate> = tx.query(find, values![candidates]).await?;
@@ -227,7 +227,7 @@ impl Sweep {
 
     /// Takes references away from locked children. Blobs that lose the last one are deleted: most
     /// children of garbage are such. Others go into the queue.
-    async fn release<T: Tx>(&mut self, tx: &mut T, listed: BTreeMap<ObjectId, i64>, locked: &HashMap<ObjectId, Locked>) -> Outcome<()> {
+    async fn release(&mut self, tx: &mut dyn Tx, listed: BTreeMap<ObjectId, i64>, locked: &HashMap<ObjectId, Locked>) -> Outcome<()> {
         let (mut only_here, mut fewer) = (Vec::new(), BTreeMap::new());
         for (id, times) in listed {
             let Some(child) = locked.get(&id) else { continue };
@@ -247,7 +247,7 @@ impl Sweep {
         self.delete(tx, "DELETE FROM objects WHERE id = ANY($1) RETURNING pack, frame_len", only_here).await
     }
 
-    async fn delete<T: Tx>(&mut self, tx: &mut T, statement: &'static str, objects: Vec<ObjectId>) -> Outcome<()> {
+    async fn delete(&mut self, tx: &mut dyn Tx, statement: &'static str, objects: Vec<ObjectId>) -> Outcome<()> {
         if objects.is_empty() {
             return Ok(());
         }
@@ -265,7 +265,7 @@ impl Sweep {
     }
 
     /// Writes what goes into the queue.
-    async fn queue<T: Tx>(&self, tx: &mut T) -> Outcome<()> {
+    async fn queue(&self, tx: &mut dyn Tx) -> Outcome<()> {
         let insert = "INSERT INTO suspects (due, object, session, released)
                       SELECT u.due, u.id, u.session, $4 FROM unnest($1::bigint[], $2::bigint[], $3::bigint[]) AS u(id, due, session)";
         let columns = vec![

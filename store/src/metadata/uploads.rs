@@ -13,7 +13,7 @@ use pfr_schema::Digest;
 use std::time::Duration;
 
 /// Bytes that an upload has received.
-pub(super) async fn received<T: Tx>(tx: &mut T, push: &PushId) -> Outcome<u64> {
+pub(super) async fn received(tx: &mut dyn Tx, push: &PushId) -> Outcome<u64> {
     if !can_be_kept(&push.0) {
         return Ok(0);
     }
@@ -21,13 +21,13 @@ pub(super) async fn received<T: Tx>(tx: &mut T, push: &PushId) -> Outcome<u64> {
     Ok(tx.first(last, values![&push.0]).await?.unwrap_or(0))
 }
 
-pub(super) async fn parts<T: Tx>(tx: &mut T, push: &PushId, from: u64, limit: usize) -> Outcome<Vec<UploadPart>> {
+pub(super) async fn parts(tx: &mut dyn Tx, push: &PushId, from: u64, limit: usize) -> Outcome<Vec<UploadPart>> {
     let find = "SELECT begin_at, size, digest FROM upload_parts WHERE push = $1 AND begin_at >= $2 ORDER BY begin_at LIMIT $3";
     let rows: Vec<(u64, u64, Digest)> = tx.query(find, values![&push.0, from, at_most(limit)]).await?;
     Ok(rows.into_iter().map(|(begin_at, size, digest)| UploadPart { begin_at, size, digest }).collect())
 }
 
-pub(super) async fn append<T: Tx>(tx: &mut T, push: &PushId, begin_at: u64, parts: &[UploadPart], lease: Duration) -> Outcome<u64> {
+pub(super) async fn append(tx: &mut dyn Tx, push: &PushId, begin_at: u64, parts: &[UploadPart], lease: Duration) -> Outcome<u64> {
     let now = live_push(tx, push).await?.now;
     // Locks the session: of two chunks for one place, in whichever replicas, one comes first.
     extend_push(tx, push, lease, now).await?;
@@ -46,7 +46,7 @@ pub(super) async fn append<T: Tx>(tx: &mut T, push: &PushId, begin_at: u64, part
     Ok(parts.last().map_or(begin_at, |part| part.begin_at + part.size))
 }
 
-pub(super) async fn cut<T: Tx>(tx: &mut T, push: &PushId, from: u64, to: u64, lease: Duration) -> Outcome<()> {
+pub(super) async fn cut(tx: &mut dyn Tx, push: &PushId, from: u64, to: u64, lease: Duration) -> Outcome<()> {
     let now = live_push(tx, push).await?.now;
     // Locks the session, as a chunk does.
     extend_push(tx, push, lease, now).await?;

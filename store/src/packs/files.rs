@@ -183,7 +183,7 @@ impl Drop for Upload {
         let Some(file) = self.file.take() else { return };
         // Deleting a large file takes a while.
         match Handle::try_current() {
-            Ok(runtime) => drop(runtime.spawn_blocking(move || drop(file))),
+            Ok(_) => drop(pfr_service::task::spawn_blocking(move || drop(file))),
             Err(_) => drop(file),
         }
     }
@@ -228,7 +228,7 @@ fn failed(error: io::Error) -> Error {
 }
 
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send + 'static) -> Result<T> {
-    tokio::task::spawn_blocking(work).await?.map_err(failed)
+    pfr_service::task::spawn_blocking(work).await?.map_err(failed)
 }
 
 #[cfg(test)]

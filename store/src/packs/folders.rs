@@ -30,7 +30,7 @@ impl Store {
     /// [`Error::Unavailable`].
     pub(crate) async fn sync_names(&self) -> Result<()> {
         let Some(dir) = self.packs_dir.clone() else { return Ok(()) };
-        let synced = tokio::task::spawn_blocking(move || pfr_service::durable::sync_dir(&dir)).await;
+        let synced = pfr_service::task::spawn_blocking(move || pfr_service::durable::sync_dir(&dir)).await;
         synced.map_err(|e| Error::Internal(e.to_string()))?.map_err(|e| Error::Unavailable { what: "packs", reason: e.to_string() })
     }
 }

@@ -168,7 +168,7 @@ async fn take_apart(result: GetResult, ranges: &[Range<u64>]) -> object_store::R
                 lengths.into_iter().map(piece).collect::<std::io::Result<Vec<Bytes>>>()
             };
             let failed = |source: Box<dyn std::error::Error + Send + Sync>| object_store::Error::Generic { store: "file", source };
-            let read = tokio::task::spawn_blocking(read).await.map_err(|e| failed(e.into()))?;
+            let read = pfr_service::task::spawn_blocking(read).await.map_err(|e| failed(e.into()))?;
             read.map_err(|e| failed(format!("{}: {e}", path.display()).into()))
         }
         GetResultPayload::Stream(mut stream) => {

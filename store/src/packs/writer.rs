@@ -16,7 +16,7 @@ use bytes::Bytes;
 use object_store::{MultipartUpload, ObjectStoreExt as _, PutPayload, UploadPart};
 use pfr_schema::frame::Header;
 use pfr_schema::pack;
-use tokio::task::JoinHandle;
+use pfr_service::task::Task;
 
 /// Bytes of one part of an upload to a bucket; S3 wants at least 5 MiB.
 const PART: usize = 5 << 20;
@@ -47,7 +47,7 @@ pub(crate) struct PackWriter {
     id: PackId,
     key: String,
     upload: Box<dyn MultipartUpload>,
-    writing: Option<JoinHandle<Result<()>>>,
+    writing: Option<Task<Result<()>>>,
     pending: Pending,
     /// Bytes of blobs that were left out since the pending ones were copied.
     left_out: u64,
@@ -178,11 +178,11 @@ impl PackWriter {
         let disk = self.store.packs_disk.clone().filter(|_| self.grows);
         let stage = Stage::storage("put part", &self.key, bytes as u64);
         let part: UploadPart = self.upload.put_part(PutPayload::from_iter(self.pending.take(bytes)));
-        self.writing = Some(tokio::spawn(async move {
+        self.writing = Some(pfr_service::task::spawn(async move {
             let coming = match disk {
                 // On a mount that hangs, it would keep this thread from other tasks.
                 Some(disk) => {
-                    let take = tokio::task::spawn_blocking(move || disk.take(bytes as u64));
+                    let take = pfr_service::task::spawn_blocking(move || disk.take(bytes as u64));
                     Some(take.await.map_err(|e| Error::Internal(e.to_string()))??)
                 }
                 None => None,
@@ -372,7 +372,7 @@ mod tests {
             let mut writer = PackWriter::begin(&store, None).await.expect("a pack").above_the_floor();
             // As if a call hung: the only blocking thread is busy.
             let (hung, goes_on) = std::sync::mpsc::channel::<()>();
-            let busy = tokio::task::spawn_blocking(move || goes_on.recv());
+            let busy = pfr_service::task::spawn_blocking(move || goes_on.recv());
             let mut writing = Box::pin(writer.append(Bytes::from(vec![7_u8; 2 * files::PART])));
             for _ in 0..10 {
                 assert!(writing.as_mut().now_or_never().is_none(), "an async thread asked the disk");

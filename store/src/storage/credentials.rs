@@ -118,7 +118,7 @@ mod tests {
     async fn a_metadata_service_without_a_role_is_named_as_where_credentials_were_looked_for() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let service = format!("http://{}", listener.local_addr().unwrap());
-        tokio::spawn(async move {
+        pfr_service::task::spawn(async move {
             use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
             while let Ok((mut stream, _)) = listener.accept().await {
                 let _ = stream.read(&mut [0; 4096]).await;

@@ -63,7 +63,7 @@ impl Schedule {
         for lane in Lane::ALL {
             let schedule = self.clone();
             schedule.0.lanes.send_modify(|lanes| *lanes += 1);
-            lanes.spawn(async move {
+            pfr_service::task::spawn_in(&mut lanes, async move {
                 schedule.lane(lane).await;
                 schedule.0.lanes.send_modify(|lanes| *lanes -= 1);
             });
@@ -238,7 +238,7 @@ impl Schedule {
             budget.end();
         }
         let task = Arc::clone(&entry.task);
-        let mut run = tokio::spawn(async move { task.run(&budget).await });
+        let mut run = pfr_service::task::spawn(async move { task.run(&budget).await });
         let paused_elsewhere = async {
             loop {
                 sleep(LOOK).await;

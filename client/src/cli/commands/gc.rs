@@ -218,7 +218,7 @@ mod tests {
         let routes = Router::new().route("/v1/gc", post(async move || Json(begun))).route("/v1/gc/{run}", get(async move || Json(run)));
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
-        tokio::spawn(async move { axum::serve(listener, routes).await });
+        pfr_service::task::spawn(async move { axum::serve(listener, routes).await });
         Remote::new(&url, pfr_client::RemoteOptions::default()).unwrap()
     }
 

@@ -78,7 +78,7 @@ async fn line() -> Result<String, Failure> {
         let mut line = String::new();
         std::io::stdin().lock().read_line(&mut line).map(|_| line)
     };
-    let line = tokio::task::spawn_blocking(read).await.map_err(|error| Failure::bug(error.to_string()))?;
+    let line = pfr_service::task::spawn_blocking(read).await.map_err(|error| Failure::bug(error.to_string()))?;
     line.map_err(|error| Failure::io("cannot read the token from standard input", &error))
 }
 

@@ -11,7 +11,8 @@ use super::schema::Tables;
 use super::tx::PgTx;
 use crate::clock::Clock;
 use crate::error::{Error, Result};
-use crate::metadata::tx::{Fail, Isolation, Job, Mode, Outcome};
+use crate::metadata::tx::{Answer, Fail, Isolation, Mode, Outcome, Work};
+use futures::future::BoxFuture;
 use pfr_service::Backoff;
 use sqlx::migrate::{MigrateError, Migration, MigrationType, Migrator};
 use sqlx::pool::PoolConnection;
@@ -52,6 +53,18 @@ const SETTINGS: [(&str, &str); 6] = [
     ("jit", "off"),
     ("idle_in_transaction_session_timeout", "60s"),
 ];
+
+/// What a transaction does: one of the store, or one that only PostgreSQL has.
+pub(super) trait PgWork: Send + Sync {
+    /// Runs it, or runs it again.
+    fn start<'a>(&'a self, tx: &'a mut PgTx) -> BoxFuture<'a, Outcome<Answer>>;
+}
+
+impl PgWork for Box<dyn Work> {
+    fn start<'a>(&'a self, tx: &'a mut PgTx) -> BoxFuture<'a, Outcome<Answer>> {
+        (**self).start(tx)
+    }
+}
 
 #[derive(Debug)]
 pub(super) struct Database {
@@ -101,12 +114,12 @@ impl Database {
     }
 
     /// Runs a transaction on the tables of a domain.
-    pub(super) async fn run<A: Sync, R: Send>(&self, tables: &Tables, mode: Mode, arguments: &A, job: Job<PgTx, A, R>) -> Result<R> {
+    pub(super) async fn run(&self, tables: &Tables, mode: Mode, work: &dyn PgWork) -> Result<Answer> {
         let limit = if mode.long { LONG } else { self.limit };
         let started = Instant::now();
         let mut tries = 0;
         loop {
-            let fail = match self.once(tables, mode.isolation, limit, arguments, job).await {
+            let fail = match self.once(tables, mode.isolation, limit, work).await {
                 Ok(value) => return Ok(value),
                 Err(fail) => fail,
             };
@@ -120,14 +133,7 @@ impl Database {
         }
     }
 
-    async fn once<A: Sync, R: Send>(
-        &self,
-        tables: &Tables,
-        isolation: Isolation,
-        limit: Duration,
-        arguments: &A,
-        job: Job<PgTx, A, R>,
-    ) -> Outcome<R> {
+    async fn once(&self, tables: &Tables, isolation: Isolation, limit: Duration, work: &dyn PgWork) -> Outcome<Answer> {
         let begin = tables.begin(isolation);
         let in_transaction = begin.is_some();
         let connection = Leased::new(self.pool.acquire().await?);
@@ -135,7 +141,7 @@ impl Database {
         if let Some(begin) = begin {
             tx.send(begin, self.limit.min(ROUND_TRIP)).await?;
         }
-        match answered(limit, job(&mut tx, arguments)).await {
+        match answered(limit, work.start(&mut tx)).await {
             Ok(value) => {
                 let rows = tx.rows;
                 if in_transaction {
@@ -293,7 +299,7 @@ impl Drop for Leased {
                 // The pool pings it before it gives it to others, without a timeout, so limit the
                 // time here.
                 let back = self.connection.return_to_pool();
-                drop(runtime.spawn(tokio::time::timeout(ALIVE, back)));
+                drop(pfr_service::task::spawn_on(&runtime, tokio::time::timeout(ALIVE, back)));
             }
             _ => self.connection.close_on_drop(),
         }

@@ -5,19 +5,21 @@ mod error;
 mod schema;
 mod tx;
 
+use crate::boxed;
 use crate::clock::Clock;
 use crate::error::Result;
 use crate::metadata::Metadata;
-use crate::metadata::tx::{Backend, Job, Mode};
+use crate::metadata::tx::{Answer, AnyBackend, Backend, Mode, Work};
 use crate::room::{Freeing, MadeRoom};
 use crate::trace::Stage;
+use async_trait::async_trait;
 use connection::Database;
 use pfr_schema::DomainName;
 use schema::Tables;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-use tx::PgTx;
+use tx::SWEEP;
 
 /// Connections of one process.
 const MAX_CONNECTIONS: u32 = 16;
@@ -61,26 +63,24 @@ impl PostgresMetadata {
     /// # Errors
     /// [`crate::Error::Unavailable`] if it cannot be reached, or its tables were written by a newer
     /// version.
+    #[boxed]
     pub async fn connect(url: &str, options: PostgresOptions) -> Result<Arc<dyn Metadata>> {
-        Ok(Arc::new(Self::open(url, options).await?).metadata())
+        Ok(AnyBackend::metadata(Self::open(url, options).await?))
     }
 
     /// The same, for a registry with further domains in the database.
     ///
     /// # Errors
     /// As [`Self::connect`].
+    #[boxed]
     pub async fn open(url: &str, options: PostgresOptions) -> Result<Self> {
         Ok(Self { database: Arc::new(Database::connect(url, options).await?), tables: Tables::default() })
     }
 
     /// The metadata of this domain.
-    ///
-    /// Not an async function: the transactions are compiled where this is, which must be here and
-    /// not in each program that opens a store.
-    #[inline(never)]
     #[must_use]
     pub fn metadata(self: Arc<Self>) -> Arc<dyn Metadata> {
-        self
+        Arc::new(AnyBackend(self))
     }
 
     /// The metadata of another domain: tables of its own in a schema of its own, over the same
@@ -89,29 +89,37 @@ impl PostgresMetadata {
     /// # Errors
     /// [`crate::Error::DomainUnknown`] if it has not, or the domain is being deleted.
     /// [`crate::Error::Unavailable`].
+    #[boxed]
     pub async fn of_domain(&self, name: &DomainName) -> Result<Arc<dyn Metadata>> {
         let tables = Tables::of(name);
         self.database.make_tables(&tables).await?;
-        Ok(Arc::new(Self { database: Arc::clone(&self.database), tables }).metadata())
+        Ok(AnyBackend::metadata(Self { database: Arc::clone(&self.database), tables }))
     }
 
     /// Drops the tables of a domain that is being deleted. Twice is no error.
     ///
     /// # Errors
     /// [`crate::Error::Unavailable`].
+    #[boxed]
     pub async fn drop_domain(&self, name: &DomainName) -> Result<()> {
         self.database.drop_tables(&Tables::of(name)).await
     }
 }
 
+#[async_trait]
 impl Backend for PostgresMetadata {
-    type Tx = PgTx;
     /// One statement looks for all of them.
-    const LOOKS: usize = 1;
+    fn looks(&self) -> usize {
+        1
+    }
 
-    async fn run<A: Send + Sync + 'static, R: Send + 'static>(&self, mode: Mode, arguments: A, job: Job<PgTx, A, R>) -> Result<R> {
+    fn sweep(&self) -> usize {
+        SWEEP
+    }
+
+    async fn run_untyped(&self, mode: Mode, work: Box<dyn Work>) -> Result<Answer> {
         let stage = Stage::transaction("postgresql", mode.name);
-        stage.end(self.database.run(&self.tables, mode, &arguments, job).await)
+        stage.end(self.database.run(&self.tables, mode, &work).await)
     }
 
     /// While other transactions of this process run, collection takes at most half of the time.

@@ -7,9 +7,11 @@
 //! this one schema is searched: a table that is not there is an error, and never another domain's.
 //! A prepared statement is planned again by the server when it runs on another schema than before.
 
-use super::connection::{Database, LONG, Leased, answered, migrate};
+use super::connection::{Database, LONG, Leased, PgWork, answered, migrate};
+use super::tx::PgTx;
 use crate::error::{Error, Result};
-use crate::metadata::tx::{Fail, Isolation, Mode};
+use crate::metadata::tx::{Answer, Fail, Isolation, Mode, Outcome};
+use futures::future::BoxFuture;
 use pfr_schema::DomainName;
 use sqlx::{AssertSqlSafe, Connection as _, SqlSafeStr as _, SqlStr, raw_sql};
 use std::sync::atomic::AtomicU64;
@@ -84,16 +86,22 @@ impl Database {
     /// Drops the tables of a domain that is being deleted.
     pub(super) async fn drop_tables(&self, tables: &Tables) -> Result<()> {
         let Some(domain) = &tables.domain else { return Ok(()) };
-        self.run(&Tables::default(), Mode::LONG_WRITE, domain, |tx, domain| {
-            Box::pin(async move {
-                let lock = "SELECT 1 FROM domains WHERE name = $1 AND deleting_since IS NOT NULL FOR UPDATE";
-                if sqlx::query(lock).bind(domain.as_str()).fetch_optional(tx.connection()).await?.is_some() {
-                    let drop = format!("DROP SCHEMA IF EXISTS {} CASCADE", schema(domain));
-                    raw_sql(AssertSqlSafe(drop)).execute(tx.connection()).await?;
-                }
-                Ok(())
-            })
+        self.run(&Tables::default(), Mode::LONG_WRITE, &DropTables(domain)).await.map(drop)
+    }
+}
+
+struct DropTables<'a>(&'a DomainName);
+
+impl PgWork for DropTables<'_> {
+    fn start<'a>(&'a self, tx: &'a mut PgTx) -> BoxFuture<'a, Outcome<Answer>> {
+        Box::pin(async {
+            let Self(domain) = self;
+            let lock = "SELECT 1 FROM domains WHERE name = $1 AND deleting_since IS NOT NULL FOR UPDATE";
+            if sqlx::query(lock).bind(domain.as_str()).fetch_optional(tx.connection()).await?.is_some() {
+                let drop = format!("DROP SCHEMA IF EXISTS {} CASCADE", schema(domain));
+                raw_sql(AssertSqlSafe(drop)).execute(tx.connection()).await?;
+            }
+            Ok(Box::new(()) as Answer)
         })
-        .await
     }
 }

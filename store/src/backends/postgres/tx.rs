@@ -2,11 +2,16 @@
 
 use super::connection::Leased;
 use crate::metadata::ObjectId;
-use crate::metadata::sql::{Cells, Column, FromRow, Sql, Value};
-use crate::metadata::tx::{Fail, Outcome, Tx};
+use crate::metadata::sql::{Cells, Column, Sql, Value};
+use crate::metadata::tx::{EachRow, Fail, Outcome, Tx};
+use async_trait::async_trait;
 use sqlx::error::BoxDynError;
 use sqlx::postgres::{PgArguments, PgRow, PgValueRef};
 use sqlx::{Arguments as _, Decode, PgConnection, Postgres, Row as _, TypeInfo as _, ValueRef as _};
+
+/// Objects that collection deletes in one transaction: a push that shares an object with it waits
+/// for its end.
+pub(super) const SWEEP: usize = 250;
 
 /// A transaction's connection and time.
 #[derive(Debug)]
@@ -29,11 +34,15 @@ impl PgTx {
     }
 }
 
+#[async_trait]
 impl Tx for PgTx {
-    const CONCURRENT: bool = true;
-    /// A push that shares an object with a transaction of collection waits for its end.
-    const SWEEP: usize = 250;
-    const ROUND: usize = 250;
+    fn is_concurrent(&self) -> bool {
+        true
+    }
+
+    fn round(&self) -> usize {
+        SWEEP
+    }
 
     fn may_go_on(&self) -> bool {
         false
@@ -44,7 +53,8 @@ impl Tx for PgTx {
         if let Some(now) = self.now {
             return Ok(now);
         }
-        let now: u64 = self.one("SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint", &[]).await?;
+        let tx: &mut dyn Tx = self;
+        let now: u64 = tx.one("SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint", &[]).await?;
         self.now = Some(now);
         Ok(now)
     }
@@ -52,37 +62,33 @@ impl Tx for PgTx {
     async fn new_objects(&mut self, count: usize) -> Outcome<Vec<ObjectId>> {
         let next = "SELECT nextval(pg_get_serial_sequence('objects', 'id')) FROM generate_series(1, $1)";
         let count = [Value::from(count as u64)];
-        let mut ids: Vec<ObjectId> = self.query(next, &count).await?;
+        let tx: &mut dyn Tx = self;
+        let mut ids: Vec<ObjectId> = tx.query(next, &count).await?;
         ids.sort_unstable();
         Ok(ids)
     }
 
-    fn rows<R: FromRow>(
+    async fn each_row(
         &mut self,
         sql: Sql,
         columns: Vec<Column>,
         values: &[Value<'_>],
         writes: bool,
-    ) -> impl Future<Output = Outcome<Vec<R>>> + Send {
-        let arguments = arguments(sql, columns, values);
-        async move {
-            let Some(arguments) = arguments? else { return Ok(Vec::new()) };
-            let rows = sqlx::query_with(sql.postgres, arguments).fetch_all(self.connection()).await?;
-            if writes {
-                self.rows += rows.len() as u64;
-            }
-            rows.iter().map(|row| R::read(row)).collect()
+        each: &mut EachRow<'_>,
+    ) -> Outcome<()> {
+        let Some(arguments) = arguments(sql, columns, values)? else { return Ok(()) };
+        let rows = sqlx::query_with(sql.postgres, arguments).fetch_all(self.connection()).await?;
+        if writes {
+            self.rows += rows.len() as u64;
         }
+        rows.iter().try_for_each(|row| each(row))
     }
 
-    fn write(&mut self, sql: Sql, columns: Vec<Column>, values: &[Value<'_>]) -> impl Future<Output = Outcome<u64>> + Send {
-        let arguments = arguments(sql, columns, values);
-        async move {
-            let Some(arguments) = arguments? else { return Ok(0) };
-            let rows = sqlx::query_with(sql.postgres, arguments).execute(self.connection()).await?.rows_affected();
-            self.rows += rows;
-            Ok(rows)
-        }
+    async fn write(&mut self, sql: Sql, columns: Vec<Column>, values: &[Value<'_>]) -> Outcome<u64> {
+        let Some(arguments) = arguments(sql, columns, values)? else { return Ok(0) };
+        let rows = sqlx::query_with(sql.postgres, arguments).execute(self.connection()).await?.rows_affected();
+        self.rows += rows;
+        Ok(rows)
     }
 }
 
@@ -144,11 +150,11 @@ impl Cells for PgRow {
         }
     }
 
-    fn text<T>(&self, at: usize, read: impl FnOnce(&str) -> Outcome<T>) -> Outcome<T> {
-        read(decoded(self.try_get_raw(at)?)?)
+    fn text(&self, at: usize) -> Outcome<&str> {
+        decoded(self.try_get_raw(at)?)
     }
 
-    fn bytes<T>(&self, at: usize, read: impl FnOnce(&[u8]) -> Outcome<T>) -> Outcome<T> {
-        read(decoded(self.try_get_raw(at)?)?)
+    fn bytes(&self, at: usize) -> Outcome<&[u8]> {
+        decoded(self.try_get_raw(at)?)
     }
 }

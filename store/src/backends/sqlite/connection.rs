@@ -12,12 +12,12 @@ mod files;
 use super::tx::SqliteTx;
 use crate::boxed;
 use crate::error::{Error, Result};
+use crate::metadata::tx::Answer;
 use crate::room::{Freeing, MadeRoom, Room};
 use checkpoint::Checkpointer;
 use files::{Files, is_read_only};
 use parking_lot::Mutex;
 use rusqlite::Connection;
-use std::any::Any;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -35,18 +35,8 @@ const SHARE_AFTER: Duration = Duration::from_secs(1);
 /// Other messages of SQLite on a full disk.
 const AS_IF_FULL: [&str; 2] = ["disk I/O error", "unable to open database file"];
 
-/// What a transaction does, and its result, without their types: there are some 170 transactions,
-/// and what is around them is compiled once.
-type Work = Box<dyn FnOnce(&mut SqliteTx) -> Result<Value> + Send>;
-type Value = Box<dyn Any + Send>;
-
-pub(super) fn untyped<T: Send + 'static>(job: impl FnOnce(&mut SqliteTx) -> Result<T> + Send + 'static) -> Work {
-    Box::new(move |tx| Ok(Box::new(job(tx)?)))
-}
-
-pub(super) fn typed<T: 'static>(value: Value) -> Result<T> {
-    value.downcast().map(|value| *value).map_err(|_| Error::Internal("a transaction gave a value of another type".into()))
-}
+/// What a transaction does.
+type Work = Box<dyn FnOnce(&mut SqliteTx) -> Result<Answer> + Send>;
 
 /// Answers a job, given why the commit failed if it did.
 type Reply = Box<dyn FnOnce(Option<&str>) + Send>;
@@ -142,7 +132,7 @@ impl Database {
     /// Makes room for work that frees space.
     pub(super) async fn make_room(&self, work: Freeing) -> Result<MadeRoom> {
         let Some(room) = self.room().filter(|room| room.is_low()).cloned() else { return Ok(MadeRoom::default()) };
-        tokio::task::spawn_blocking(move || room.make(work)).await.map_err(|e| Error::Internal(e.to_string()))?
+        pfr_service::task::spawn_blocking(move || room.make(work)).await.map_err(|e| Error::Internal(e.to_string()))?
     }
 
     /// Runs `job` as [`Database::write`] does, unless the disk is nearly full.
@@ -150,13 +140,13 @@ impl Database {
     /// # Errors
     /// [`Error::Full`]: nothing has changed.
     #[boxed]
-    pub(super) async fn grow(&self, job: Work) -> Result<Value> {
+    pub(super) async fn grow(&self, job: Work) -> Result<Answer> {
         if let Some(room) = self.room()
             && room.admit().is_err()
         {
             // The log may hold the missing space: an empty transaction makes the writer truncate
             // it.
-            drop(self.write(untyped(|_| Ok(()))).await);
+            drop(self.write(Box::new(|_| Ok(Box::new(())))).await);
             room.admit()?;
         }
         self.write(job).await
@@ -168,7 +158,7 @@ impl Database {
     /// # Errors
     /// [`Error::Full`]: nothing has changed.
     #[boxed]
-    pub(super) async fn grow_undoable(&self, job: Work) -> Result<Value> {
+    pub(super) async fn grow_undoable(&self, job: Work) -> Result<Answer> {
         if let Some(room) = self.room() {
             room.admit()?;
         }
@@ -181,18 +171,18 @@ impl Database {
 
     /// Runs `job` in a transaction; returns when it is durable.
     #[boxed]
-    pub(super) async fn write(&self, job: Work) -> Result<Value> {
+    pub(super) async fn write(&self, job: Work) -> Result<Answer> {
         self.enqueue(job, false).await
     }
 
     /// Runs `job` in a transaction that is undone if the host goes down before a later one is
     /// durable; does not wait for the disk.
     #[boxed]
-    pub(super) async fn write_undoable(&self, job: Work) -> Result<Value> {
+    pub(super) async fn write_undoable(&self, job: Work) -> Result<Answer> {
         self.enqueue(job, true).await
     }
 
-    async fn enqueue(&self, job: Work, may_be_undone: bool) -> Result<Value> {
+    async fn enqueue(&self, job: Work, may_be_undone: bool) -> Result<Answer> {
         let (answer, answered) = oneshot::channel();
         let waiting = Arc::clone(&self.waiting);
         let run = move |connection: Option<&mut SqliteTx>| -> Reply {
@@ -225,19 +215,19 @@ impl Database {
 
     /// Runs `job` in a read transaction: it sees one state.
     #[boxed]
-    pub(super) async fn read(&self, job: Work) -> Result<Value> {
+    pub(super) async fn read(&self, job: Work) -> Result<Answer> {
         let Some(readers) = &self.readers else { return self.write(job).await };
         let permit = match Arc::clone(&readers.permits).try_acquire_owned() {
             Ok(permit) => permit,
             // In a task, which is always polled: a caller that is not polled could get a permit and
             // keep it while the writer waits for it.
             Err(_) => {
-                let waits = tokio::spawn(Arc::clone(&readers.permits).acquire_owned());
+                let waits = pfr_service::task::spawn(Arc::clone(&readers.permits).acquire_owned());
                 waits.await.map_err(|e| Error::Internal(e.to_string()))?.map_err(|e| Error::Internal(e.to_string()))?
             }
         };
         let pool = Arc::clone(readers);
-        let read = tokio::task::spawn_blocking(move || {
+        let read = pfr_service::task::spawn_blocking(move || {
             // The permit belongs to the blocking task: a cancelled read still occupies its
             // connection.
             let _permit = permit;
@@ -271,7 +261,7 @@ fn commit_error(reason: &str) -> Error {
     }
 }
 
-fn in_savepoint(tx: &mut SqliteTx, job: Work) -> Result<Value> {
+fn in_savepoint(tx: &mut SqliteTx, job: Work) -> Result<Answer> {
     let sql = |tx: &SqliteTx, statement| tx.execute_batch(statement).map_err(|e| Error::metadata(&e));
     sql(tx, "SAVEPOINT job")?;
     let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| job(tx)))

@@ -5,16 +5,18 @@ mod connection;
 mod dialect;
 mod tx;
 
+use crate::boxed;
 use crate::clock::Clock;
 use crate::error::{Error, Result};
 use crate::metadata::Metadata;
-use crate::metadata::tx::{Backend, Fail, Job, Mode};
+use crate::metadata::tx::{Answer, AnyBackend, Backend, Fail, Mode, Work};
 use crate::room::{Freeing, MadeRoom};
 use crate::trace::Stage;
-use connection::{Database, READERS, typed, untyped};
+use async_trait::async_trait;
+use connection::{Database, READERS};
+use futures::future::BoxFuture;
 use pfr_schema::DomainName;
 use std::path::{Path, PathBuf};
-use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -39,6 +41,7 @@ impl SqliteMetadata {
     /// # Errors
     /// [`crate::Error::Unavailable`] if it cannot be opened, is no database, or was written by a
     /// newer version.
+    #[boxed]
     pub async fn open(path: &Path, clock: Clock) -> Result<Arc<dyn Metadata>> {
         Self::open_above(path, clock, None).await
     }
@@ -49,23 +52,25 @@ impl SqliteMetadata {
     ///
     /// # Errors
     /// As [`Self::open`].
+    #[boxed]
     pub async fn open_above(path: &Path, clock: Clock, floor: Option<u64>) -> Result<Arc<dyn Metadata>> {
-        Ok(erased(Self { database: Database::open(Some(path.to_owned()), floor, CACHE).await?, clock, domain: None }))
+        Ok(AnyBackend::metadata(Self { database: Database::open(Some(path.to_owned()), floor, CACHE).await?, clock, domain: None }))
     }
 
     /// The metadata of another domain than the default one, with a smaller cache: there may be
     /// many.
     pub(crate) async fn of_domain(name: &DomainName, path: &Path, clock: Clock, floor: Option<u64>) -> Result<Arc<dyn Metadata>> {
         let database = Database::open(Some(path.to_owned()), floor, SMALL_CACHE).await?;
-        Ok(erased(Self { database, clock, domain: Some((name.clone(), path.to_owned())) }))
+        Ok(AnyBackend::metadata(Self { database, clock, domain: Some((name.clone(), path.to_owned())) }))
     }
 
     /// A database in memory, for tests.
     ///
     /// # Errors
     /// [`crate::Error::Unavailable`] if SQLite cannot be set up.
+    #[boxed]
     pub async fn open_in_memory(clock: Clock) -> Result<Arc<dyn Metadata>> {
-        Ok(erased(Self::in_memory(clock).await?))
+        Ok(AnyBackend::metadata(Self::in_memory(clock).await?))
     }
 
     pub(crate) async fn in_memory(clock: Clock) -> Result<Self> {
@@ -73,19 +78,18 @@ impl SqliteMetadata {
     }
 }
 
-/// Not in an async function: the transactions are compiled where this is, which must be here and
-/// not in each program that opens a store.
-#[inline(never)]
-fn erased(database: SqliteMetadata) -> Arc<dyn Metadata> {
-    Arc::new(database)
-}
-
+#[async_trait]
 impl Backend for SqliteMetadata {
-    type Tx = SqliteTx;
     /// Two readers are left for others.
-    const LOOKS: usize = READERS - 2;
+    fn looks(&self) -> usize {
+        READERS - 2
+    }
 
-    async fn run<A: Send + Sync + 'static, R: Send + 'static>(&self, mode: Mode, arguments: A, job: Job<SqliteTx, A, R>) -> Result<R> {
+    fn sweep(&self) -> usize {
+        8000
+    }
+
+    async fn run_untyped(&self, mode: Mode, work: Box<dyn Work>) -> Result<Answer> {
         if let Some((name, file)) = &self.domain
             && matches!(file.try_exists(), Ok(false))
         {
@@ -94,9 +98,9 @@ impl Backend for SqliteMetadata {
         }
         let stage = Stage::transaction("sqlite", mode.name);
         let clock = self.clock.clone();
-        let work = untyped(move |tx| {
+        let work = Box::new(move |tx: &mut SqliteTx| {
             tx.begin(clock.now());
-            at_once(job(tx, &arguments))?.map_err(Fail::into_error)
+            at_once(work.start(tx))?.map_err(Fail::into_error)
         });
         let done = match (mode.writes, mode.grows) {
             (false, _) => self.database.read(work),
@@ -105,7 +109,7 @@ impl Backend for SqliteMetadata {
             (true, true) if mode.may_be_undone => self.database.grow_undoable(work),
             (true, true) => self.database.grow(work),
         };
-        typed(stage.end(done.await)?)
+        stage.end(done.await)
     }
 
     /// Not here: a transaction of collection ends when another one waits ([`Tx::may_go_on`]).
@@ -127,8 +131,8 @@ impl Backend for SqliteMetadata {
 /// # Errors
 /// [`Error::Internal`] if it waits after all: a transaction waited for something other than its
 /// database.
-fn at_once<T>(work: impl Future<Output = T>) -> Result<T> {
-    match pin!(work).poll(&mut Context::from_waker(Waker::noop())) {
+fn at_once<T>(mut work: BoxFuture<'_, T>) -> Result<T> {
+    match work.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(result) => Ok(result),
         Poll::Pending => Err(Error::Internal("a transaction on SQLite waits for something else than SQLite".into())),
     }

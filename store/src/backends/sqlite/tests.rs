@@ -3,8 +3,8 @@
 use super::*;
 use crate::metadata::Lease;
 use crate::metadata::sql::{Column, Sql, values};
-use crate::metadata::tx::{Outcome, Tx as _};
-use rusqlite::Connection;
+use crate::metadata::tx::{Outcome, Tx};
+use rusqlite::{Connection, StatementStatus};
 
 #[tokio::test]
 async fn a_database_of_each_version_keeps_its_leases_and_sessions() {
@@ -47,7 +47,7 @@ async fn a_database_of_each_version_keeps_its_leases_and_sessions() {
 
 #[tokio::test]
 async fn a_transaction_that_waits_for_something_else_is_refused() {
-    let metadata = SqliteMetadata::in_memory(Clock::system()).await.expect("in memory");
+    let metadata: &dyn Backend = &SqliteMetadata::in_memory(Clock::system()).await.expect("in memory");
     let waits = metadata.run(Mode::WRITE, (), |_, ()| Box::pin(std::future::pending::<crate::metadata::tx::Outcome<()>>())).await;
     assert!(matches!(waits, Err(Error::Internal(_))), "{waits:?}");
 }
@@ -55,7 +55,7 @@ async fn a_transaction_that_waits_for_something_else_is_refused() {
 #[tokio::test]
 async fn a_statement_for_many_rows_gets_them_in_their_order_and_not_those_of_the_time_before() {
     const WALK: Sql = Sql::at_once("", "SELECT a.rowid - 1, quote(a.value) FROM rarray($1) AS a WHERE $2 = 7");
-    async fn walk(tx: &mut SqliteTx) -> Outcome<Vec<Vec<(i64, String)>>> {
+    async fn walk(tx: &mut dyn Tx) -> Outcome<Vec<Vec<(i64, String)>>> {
         let columns: [Column; 6] = [
             [5_i64, -1].into_iter().collect(),
             [None, Some(5_i64)].into_iter().collect(),
@@ -70,11 +70,23 @@ async fn a_statement_for_many_rows_gets_them_in_their_order_and_not_those_of_the
         }
         Ok(found)
     }
-    let metadata = SqliteMetadata::in_memory(Clock::system()).await.expect("in memory");
+    let metadata: &dyn Backend = &SqliteMetadata::in_memory(Clock::system()).await.expect("in memory");
     let found = metadata.run(Mode::READ, (), |tx, ()| Box::pin(walk(tx))).await.expect("rows");
     let rows = |first: &str, second: &str| vec![(0, first.to_owned()), (1, second.to_owned())];
     let expected = [rows("5", "-1"), rows("NULL", "5"), rows("0", "1"), rows("'a'", "'b'"), rows("X'0700'", "X'09'"), Vec::new()];
     assert_eq!(found, expected);
+}
+
+impl SqliteMetadata {
+    /// How often the writer ran a statement.
+    pub(crate) async fn runs(&self, statement: &str) -> i32 {
+        let statement = statement.replace('$', "?");
+        let count = self.database.write(Box::new(move |tx| {
+            let statement = tx.prepare_cached(&statement).map_err(|e| Error::metadata(&e))?;
+            Ok(Box::new(statement.get_status(StatementStatus::Run)))
+        }));
+        *count.await.expect("a count").downcast().expect("a number")
+    }
 }
 
 /// `.cargo/config.toml` says why: all readers would wait for each other at every page.

@@ -4,8 +4,9 @@
 use super::dialect::translate;
 use crate::error::Error;
 use crate::metadata::ObjectId;
-use crate::metadata::sql::{Cells, Column, FromRow, Sql, Value};
-use crate::metadata::tx::{Fail, Outcome, Tx};
+use crate::metadata::sql::{Cells, Column, Sql, Value};
+use crate::metadata::tx::{EachRow, Fail, Outcome, Tx};
+use async_trait::async_trait;
 use rusqlite::types::{self, ToSqlOutput, ValueRef};
 use rusqlite::vtab::array::Array;
 use rusqlite::{CachedStatement, Connection, Row, ToSql};
@@ -108,12 +109,17 @@ impl SqliteTx {
     }
 }
 
+#[async_trait]
 impl Tx for SqliteTx {
-    const CONCURRENT: bool = false;
-    const SWEEP: usize = 8000;
+    fn is_concurrent(&self) -> bool {
+        false
+    }
+
     /// Inside a savepoint SQLite goes through the whole statement journal at the end of every
     /// statement that may touch more than one row: a statement for each object is quadratic.
-    const ROUND: usize = 1024;
+    fn round(&self) -> usize {
+        1024
+    }
 
     fn may_go_on(&self) -> bool {
         self.waiting.load(Ordering::Relaxed) == 0
@@ -124,20 +130,26 @@ impl Tx for SqliteTx {
     }
 
     async fn new_objects(&mut self, count: usize) -> Outcome<Vec<ObjectId>> {
-        let last: Option<ObjectId> = self.first("SELECT seq FROM sqlite_sequence WHERE name = 'objects'", &[]).await?;
+        let tx: &mut dyn Tx = self;
+        let last: Option<ObjectId> = tx.first("SELECT seq FROM sqlite_sequence WHERE name = 'objects'", &[]).await?;
         Ok((last.unwrap_or(0) + 1..).take(count).collect())
     }
 
-    async fn rows<R: FromRow>(&mut self, sql: Sql, columns: Vec<Column>, values: &[Value<'_>], _writes: bool) -> Outcome<Vec<R>> {
-        let mut found = Vec::new();
+    async fn each_row(
+        &mut self,
+        sql: Sql,
+        columns: Vec<Column>,
+        values: &[Value<'_>],
+        _writes: bool,
+        each: &mut EachRow<'_>,
+    ) -> Outcome<()> {
         self.run(sql, columns, values, &mut |statement| {
             let mut rows = statement.raw_query();
             while let Some(row) = rows.next().map_err(failed)? {
-                found.push(R::read(row)?);
+                each(row)?;
             }
             Ok(())
-        })?;
-        Ok(found)
+        })
     }
 
     async fn write(&mut self, sql: Sql, columns: Vec<Column>, values: &[Value<'_>]) -> Outcome<u64> {
@@ -213,11 +225,11 @@ impl Cells for Row<'_> {
         self.get(at).map_err(failed)
     }
 
-    fn text<T>(&self, at: usize, read: impl FnOnce(&str) -> Outcome<T>) -> Outcome<T> {
-        read(self.get_ref(at).map_err(failed)?.as_str().map_err(|e| Fail::internal(e.to_string()))?)
+    fn text(&self, at: usize) -> Outcome<&str> {
+        self.get_ref(at).map_err(failed)?.as_str().map_err(|e| Fail::internal(e.to_string()))
     }
 
-    fn bytes<T>(&self, at: usize, read: impl FnOnce(&[u8]) -> Outcome<T>) -> Outcome<T> {
-        read(self.get_ref(at).map_err(failed)?.as_blob().map_err(|e| Fail::internal(e.to_string()))?)
+    fn bytes(&self, at: usize) -> Outcome<&[u8]> {
+        self.get_ref(at).map_err(failed)?.as_blob().map_err(|e| Fail::internal(e.to_string()))
     }
 }

@@ -4,8 +4,8 @@ use super::*;
 use crate::Clock;
 use crate::backends::SqliteMetadata;
 use crate::metadata::Metadata as _;
-use crate::metadata::tx::{Backend, Fail, Mode};
-use rusqlite::{Connection, StatementStatus};
+use crate::metadata::tx::{AnyBackend, Backend, Mode};
+use std::sync::Arc;
 
 const FRAMES: i64 = 100;
 /// The pack of all frames, the one that they are copied into, and another one.
@@ -13,7 +13,7 @@ const OLD: PackId = 1;
 const NEW: PackId = 2;
 const OTHER: PackId = 3;
 
-async fn fill<T: Tx>(tx: &mut T) -> Outcome<()> {
+async fn fill(tx: &mut dyn Tx) -> Outcome<()> {
     let pack =
         Sql::from("INSERT INTO packs (id, key, state, bytes, frame_bytes, live_bytes, keep_until) VALUES ($1, $2, $3, $4, $4, $4, 0)");
     tx.execute(pack, values![OLD, "old", "live", FRAMES]).await?;
@@ -34,7 +34,7 @@ fn copies() -> Vec<Moved> {
 }
 
 /// How many objects lie in a pack, the sum of their offsets, and the pack's live bytes.
-async fn inside<T: Tx>(tx: &mut T, pack: PackId) -> Outcome<(i64, i64, i64)> {
+async fn inside(tx: &mut dyn Tx, pack: PackId) -> Outcome<(i64, i64, i64)> {
     let find = Sql::from(
         r#"SELECT COUNT(*), COALESCE(SUM(o."offset"), 0), MAX(p.live_bytes) FROM packs p LEFT JOIN objects o ON o.pack = p.id
                   WHERE p.id = $1"#,
@@ -42,22 +42,16 @@ async fn inside<T: Tx>(tx: &mut T, pack: PackId) -> Outcome<(i64, i64, i64)> {
     tx.one(find, values![pack]).await
 }
 
-/// How often the statement that points objects to a pack was run.
-fn runs(connection: &Connection) -> Outcome<i32> {
-    let statement = connection.prepare_cached(&REPOINT.replace('$', "?")).map_err(|e| Fail::internal(e.to_string()))?;
-    Ok(statement.get_status(StatementStatus::Run))
-}
-
 #[tokio::test]
 async fn any_number_of_objects_is_pointed_to_its_copies_by_one_statement() {
-    let database = SqliteMetadata::in_memory(Clock::system()).await.expect("in memory");
-    database.run(Mode::WRITE, (), |tx, ()| Box::pin(fill(tx))).await.expect("rows");
+    let sqlite = Arc::new(SqliteMetadata::in_memory(Clock::system()).await.expect("in memory"));
+    let database = AnyBackend(Arc::clone(&sqlite) as Arc<dyn Backend>);
+    database.0.run(Mode::WRITE, (), |tx, ()| Box::pin(fill(tx))).await.expect("rows");
     database.finish_compaction(NEW, PackSizes { bytes: 300, frame_bytes: 200 }, copies()).await.expect("copies");
-    let found = database.run(Mode::WRITE, NEW, |tx, pack| Box::pin(inside(tx, *pack))).await.expect("the new pack");
+    let found = database.0.run(Mode::WRITE, NEW, |tx, pack| Box::pin(inside(tx, *pack))).await.expect("the new pack");
     let offsets: i64 = (2..=FRAMES).map(|object| 1000 + object).sum();
     assert_eq!(found, (FRAMES - 1, offsets, FRAMES - 1));
-    let found = database.run(Mode::WRITE, OLD, |tx, pack| Box::pin(inside(tx, *pack))).await.expect("the old pack");
+    let found = database.0.run(Mode::WRITE, OLD, |tx, pack| Box::pin(inside(tx, *pack))).await.expect("the old pack");
     assert_eq!(found, (1, 1, 1), "the object that was copied from elsewhere stays");
-    let runs = database.run(Mode::WRITE, (), |tx, ()| Box::pin(std::future::ready(runs(tx)))).await.expect("a count");
-    assert_eq!(runs, 1, "one for each object takes quadratic time, and all transactions wait for the writer");
+    assert_eq!(sqlite.runs(REPOINT).await, 1, "one for each object takes quadratic time, and all transactions wait for the writer");
 }

@@ -46,7 +46,7 @@ type RawNode = (ObjectId, u64, u64, Option<u64>, u64, Option<Vec<u8>>);
 impl Group {
     /// Loads what some manifests reach and `reached` lacks. Returns how many manifests it loaded:
     /// at least one, and no more than memory is bounded to.
-    pub(super) async fn load<T: Tx>(tx: &mut T, reached: &ObjectSet, manifests: &[ObjectId]) -> Outcome<(Self, usize)> {
+    pub(super) async fn load(tx: &mut dyn Tx, reached: &ObjectSet, manifests: &[ObjectId]) -> Outcome<(Self, usize)> {
         let mut group = Self::default();
         group.load_nodes(tx, reached, manifests.iter().copied().filter(|id| is_open(reached, *id)).collect()).await?;
         let (mut chunks, taken) = group.chunks_below(manifests, LISTS);
@@ -61,7 +61,7 @@ impl Group {
     }
 
     /// Loads nodes and what they list, down to page chunks.
-    async fn load_nodes<T: Tx>(&mut self, tx: &mut T, reached: &ObjectSet, mut level: Vec<ObjectId>) -> Outcome<()> {
+    async fn load_nodes(&mut self, tx: &mut dyn Tx, reached: &ObjectSet, mut level: Vec<ObjectId>) -> Outcome<()> {
         let find =
             "SELECT c.object, o.size, o.refs, c.page_bytes, octet_length(c.children), CASE WHEN c.page_bytes IS NULL THEN c.children END
                     FROM containers c JOIN objects o ON o.id = c.object WHERE c.object = ANY($1)";
@@ -114,7 +114,7 @@ impl Group {
     }
 
     /// Loads the lists of page chunks; returns the pages among them that are nodes.
-    async fn load_chunks<T: Tx>(&mut self, tx: &mut T, reached: &ObjectSet, chunks: &[ObjectId]) -> Outcome<Vec<ObjectId>> {
+    async fn load_chunks(&mut self, tx: &mut dyn Tx, reached: &ObjectSet, chunks: &[ObjectId]) -> Outcome<Vec<ObjectId>> {
         let find = "SELECT object, children FROM containers WHERE object = ANY($1)";
         let lists: Vec<(ObjectId, Vec<u8>)> = tx.query(find, values![chunks]).await?;
         let mut pages = Vec::new();

@@ -12,7 +12,7 @@ const CONTAINERS: i64 = 3000;
 const ROOM: usize = 100;
 
 /// Nodes that list the same blob, in one pack, and the pack in the queue.
-async fn fill<T: Tx>(tx: &mut T) -> Outcome<()> {
+async fn fill(tx: &mut dyn Tx) -> Outcome<()> {
     let pack = "INSERT INTO packs (id, key, state, bytes, frame_bytes, live_bytes, keep_until) VALUES (1, 'p', 'live', $1, $1, $1, 0)";
     tx.execute(pack, values![CONTAINERS + 1]).await?;
     let ids = || 1..=CONTAINERS + 1;
@@ -35,14 +35,14 @@ async fn fill<T: Tx>(tx: &mut T) -> Outcome<()> {
     tx.execute("INSERT INTO suspects (due, pack) VALUES (0, 1)", &[]).await.map(drop)
 }
 
-async fn count<T: Tx>(tx: &mut T) -> Outcome<(u64, u64)> {
+async fn count(tx: &mut dyn Tx) -> Outcome<(u64, u64)> {
     let objects = tx.one("SELECT count(*) FROM objects", &[]).await?;
     Ok((objects, tx.one("SELECT count(*) FROM suspects", &[]).await?))
 }
 
 /// Fills the tables and takes one set after the other. Returns the number of sets, the length of
 /// the longest queue, and the number of objects that are left.
-async fn sets<B: Backend>(database: &B) -> (i64, u64, u64) {
+async fn sets(database: &dyn Backend) -> (i64, u64, u64) {
     database.run(Mode::WRITE, (), |tx, ()| Box::pin(fill(tx))).await.expect("rows");
     let (mut sets, mut longest) = (0, 0);
     loop {

@@ -188,13 +188,21 @@ fn a_log_whose_fsync_failed_is_emptied_before_the_next_commit_although_others_ha
     assert_eq!(count(&other).expect("nothing is lost"), 0);
 }
 
+fn untyped<T: Send + 'static>(job: impl FnOnce(&mut SqliteTx) -> Result<T> + Send + 'static) -> Work {
+    Box::new(move |tx| Ok(Box::new(job(tx)?)))
+}
+
+fn typed<T: 'static>(answer: Answer) -> Option<T> {
+    answer.downcast().map(|answer| *answer).ok()
+}
+
 impl Database {
     async fn writes<T: Send + 'static>(&self, job: impl FnOnce(&mut SqliteTx) -> Result<T> + Send + 'static) -> Result<T> {
-        typed(self.write(untyped(job)).await?)
+        Ok(typed(self.write(untyped(job)).await?).expect("the type of the job"))
     }
 
     async fn reads<T: Send + 'static>(&self, job: impl FnOnce(&mut SqliteTx) -> Result<T> + Send + 'static) -> Result<T> {
-        typed(self.read(untyped(job)).await?)
+        Ok(typed(self.read(untyped(job)).await?).expect("the type of the job"))
     }
 }
 
