@@ -183,7 +183,7 @@ mod tests {
         for number in 0..3 {
             spawn_in(&mut set, async move { number });
         }
-        let mut results = set.join_all().await;
+        let mut results = timeout(SOON, set.join_all()).await.expect("all end");
         results.sort_unstable();
         assert_eq!(results, [0, 1, 2]);
     }
