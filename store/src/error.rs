@@ -258,6 +258,20 @@ pub enum Error {
     Internal(String),
 }
 
+/// A task of our own panicked, or was stopped while its result was waited for.
+impl From<tokio::task::JoinError> for Error {
+    fn from(error: tokio::task::JoinError) -> Self {
+        Self::Internal(error.to_string())
+    }
+}
+
+/// A semaphore of our own was closed: none ever is.
+impl From<tokio::sync::AcquireError> for Error {
+    fn from(error: tokio::sync::AcquireError) -> Self {
+        Self::Internal(error.to_string())
+    }
+}
+
 impl Error {
     /// The code under which this error crosses the wire.
     #[must_use]

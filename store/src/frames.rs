@@ -44,7 +44,7 @@ impl Store {
     pub async fn frames(&self, digests: Vec<Digest>) -> Result<BoxFrames> {
         let extents = plan(locate(self, &digests).await?);
         let count = digests.len() as u64;
-        let permit = Arc::clone(&self.reads).acquire_owned().await.map_err(|e| Error::Internal(e.to_string()))?;
+        let permit = Arc::clone(&self.reads).acquire_owned().await?;
         let store = self.clone();
         let reads = extents.into_iter().map(Arc::new).flat_map(|extent| parts(&extent).map(move |part| (Arc::clone(&extent), part)));
         let body = stream::iter(reads)
@@ -93,7 +93,7 @@ impl Store {
             return decode(digest, &frame, &self.options.limits);
         }
         let (digest, limits) = (*digest, self.options.limits.clone());
-        pfr_service::task::spawn_blocking(move || decode(&digest, &frame, &limits)).await.map_err(|e| Error::Internal(e.to_string()))?
+        pfr_service::task::spawn_blocking(move || decode(&digest, &frame, &limits)).await?
     }
 }
 

@@ -19,7 +19,7 @@ mod scrub;
 pub use scrub::ScrubOptions;
 
 use crate::Store;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::metadata::{Damage, DamagedRow, Health};
 use crate::packs::{Expected, FrameChecks, READ};
 use pfr_schema::Digest;
@@ -110,8 +110,7 @@ async fn read_through(
             checks.feed(&piece);
             checks
         })
-        .await
-        .map_err(|e| Error::Internal(e.to_string()))?;
+        .await?;
     }
     Ok(Some(checks))
 }

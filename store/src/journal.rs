@@ -59,8 +59,7 @@ impl Store {
             let (key, bytes) = journal.to_object();
             (row_of(&key, &journal), bytes)
         })
-        .await
-        .map_err(|e| Error::Internal(e.to_string()))?;
+        .await?;
         let (found, limit) = (bytes.len() as u64, self.options.limits.journal_bytes);
         if found > limit {
             // A reader would refuse it.
@@ -112,7 +111,7 @@ impl Store {
         let bytes = found.bytes().await.map_err(failed)?;
         let key = key.to_owned();
         let parsed = pfr_service::task::spawn_blocking(move || Journal::parse(&key, &bytes, &limits)).await;
-        Ok(Some(parsed.map_err(|e| Error::Internal(e.to_string()))??))
+        Ok(Some(parsed??))
     }
 }
 

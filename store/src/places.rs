@@ -40,7 +40,7 @@ impl Places {
         }
         let _waiting = (Waiting::begin(self), Stage::wait("wait for a place"));
         match tokio::time::timeout(limit, Arc::clone(&self.permits).acquire_owned()).await {
-            Ok(place) => place.map_err(|e| Error::Internal(e.to_string())),
+            Ok(place) => place.map_err(Error::from),
             Err(_) => Err(Error::Overloaded(words)),
         }
     }

@@ -301,7 +301,7 @@ impl Store {
             let satisfied = here.filter(|policy| signatures.iter().any(|one| signer(one, &digest, &policy.keys).is_some()));
             Signed { version, policies: satisfied.map(|policy| policy.name).collect(), replaced: Vec::new() }
         };
-        pfr_service::task::spawn_blocking(check).await.map_err(|e| Error::Internal(e.to_string()))
+        pfr_service::task::spawn_blocking(check).await.map_err(Error::from)
     }
 }
 
@@ -314,7 +314,7 @@ async fn signers(snapshot: Digest, signatures: Vec<Option<NewSignature>>, keys: 
         };
         signatures.into_iter().map(signer_of).collect()
     };
-    pfr_service::task::spawn_blocking(check).await.map_err(|e| Error::Internal(e.to_string()))
+    pfr_service::task::spawn_blocking(check).await.map_err(Error::from)
 }
 
 /// A blob that can be read; none if it is gone, damaged or too large.

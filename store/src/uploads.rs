@@ -82,7 +82,7 @@ impl Store {
     #[boxed]
     pub async fn finish_upload(&self, repository: &RepositoryName, upload: &LivePush, digest: Digest) -> Result<()> {
         let turn = tokio::time::timeout(self.options.queue, self.finishing.acquire()).await;
-        let _turn = turn.map_err(|_| Error::Overloaded(BUSY))?.map_err(|e| Error::Internal(e.to_string()))?;
+        let _turn = turn.map_err(|_| Error::Overloaded(BUSY))??;
         let received = self.upload_received(upload).await?;
         let parts = Parts { store: self.clone(), upload: upload.clone(), from: 0, read: VecDeque::new() };
         let parts = stream::try_unfold(parts, |mut parts| async move { Ok::<_, Error>(parts.next().await?.map(|part| (part, parts))) });

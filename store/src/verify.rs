@@ -207,7 +207,7 @@ where
                 Step::Item(item) => return Ok(Some((item, (verifier, stream, large)))),
                 Step::End => return Ok(None),
                 Step::Large => {
-                    let permit = Arc::clone(&large).acquire_owned().await.map_err(|e| Error::Internal(e.to_string()))?;
+                    let permit = Arc::clone(&large).acquire_owned().await?;
                     verifier.grant(permit);
                 }
                 Step::Input => verifier.read(stream.next().await),
@@ -462,11 +462,7 @@ impl Verifier {
                 Some(Current::Pieces { check }) => {
                     let mut moved = check.take().ok_or_else(|| Error::Internal("a piece without a check".into()))?;
                     let bytes = piece.clone();
-                    *check = Some(
-                        pfr_service::task::spawn_blocking(move || moved.update(&bytes).map(|()| moved))
-                            .await
-                            .map_err(|e| Error::Internal(e.to_string()))??,
-                    );
+                    *check = Some(pfr_service::task::spawn_blocking(move || moved.update(&bytes).map(|()| moved)).await??);
                     Ok(Some(Step::Item(Incoming::Piece(piece))))
                 }
                 None => Err(Error::Internal("a payload without a frame".into())),
@@ -490,9 +486,7 @@ impl Verifier {
                 }
                 Some(Current::Pieces { check }) => {
                     let check = check.ok_or_else(|| Error::Internal("an end without a check".into()))?;
-                    pfr_service::task::spawn_blocking(move || check.finish(checksum))
-                        .await
-                        .map_err(|e| Error::Internal(e.to_string()))??;
+                    pfr_service::task::spawn_blocking(move || check.finish(checksum)).await??;
                     Ok(Some(Step::Item(Incoming::Finish { checksum })))
                 }
                 None => Err(Error::Internal("an end without a frame".into())),
@@ -525,7 +519,7 @@ impl Verifier {
     async fn collect(&mut self) -> Result<()> {
         let Some((bytes, task)) = self.hashing.pop_front() else { return Ok(()) };
         self.hashing_bytes -= bytes;
-        let outcome = task.await.map_err(|e| Error::Internal(e.to_string()));
+        let outcome = task.await.map_err(Error::from);
         let (right, fault) = outcome.unwrap_or_else(|error| (Vec::new(), Some(error)));
         self.ready.extend(right);
         self.fault = fault;

@@ -35,7 +35,7 @@ impl Task for CollectionTask {
             place = self.places.acquire() => place,
             () = budget.used_up() => return Ok(RunEnd::Stopped),
         };
-        let _place = place.map_err(|error| Error::Internal(error.to_string()))?;
+        let _place = place?;
         let done = self.collector.run(GcTrigger::Schedule, self.part, false, budget, |_| ()).await?;
         Ok(done.map_or(RunEnd::Stopped, |_| RunEnd::Finished))
     }
@@ -149,7 +149,7 @@ impl Task for ScrubTask {
 
     async fn run(&self, budget: &Budget) -> Result<RunEnd> {
         let work = async {
-            let _place = self.place.acquire().await.map_err(|error| Error::Internal(error.to_string()))?;
+            let _place = self.place.acquire().await?;
             let report = self.store.scrub(&self.options, &mut |_| ()).await?;
             let (damaged, bad_packs, unread) = (report.damaged.len(), report.bad_packs.len(), report.unread.len());
             if damaged + bad_packs + unread > 0 {

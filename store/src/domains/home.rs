@@ -285,7 +285,7 @@ async fn is_there(path: PathBuf) -> Result<bool> {
 /// Runs calls of the file system on a blocking thread. On a mount that hangs, they would keep an
 /// async thread from the requests of other domains.
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
-    pfr_service::task::spawn_blocking(work).await.map_err(|e| Error::Internal(e.to_string()))?
+    pfr_service::task::spawn_blocking(work).await?
 }
 
 async fn remove_object(bucket: &Arc<dyn ObjectStore>, at: &Path) -> Result<()> {
@@ -311,7 +311,7 @@ async fn removed(what: PathBuf, remove: fn(&std::path::Path) -> io::Result<()>) 
         Err(error) => Err(error),
         Ok(()) => what.parent().map_or(Ok(()), durable::sync_dir),
     };
-    let done = pfr_service::task::spawn_blocking(work).await.map_err(|e| Error::Internal(e.to_string()))?;
+    let done = pfr_service::task::spawn_blocking(work).await?;
     done.map_err(|e| Error::io("directory", &path, &e))
 }
 

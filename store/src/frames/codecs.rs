@@ -58,7 +58,7 @@ impl Translator {
         loop {
             if let Some(mut decoding) = self.decoding.take_if(|decoding| decoding.goes_on) {
                 let step = move || decoding.step().map(|piece| (decoding, piece));
-                let (decoding, piece) = pfr_service::task::spawn_blocking(step).await.map_err(|e| Error::Internal(e.to_string()))??;
+                let (decoding, piece) = pfr_service::task::spawn_blocking(step).await??;
                 self.decoding = Some(decoding);
                 if piece.is_some() {
                     return Ok(piece);

@@ -87,8 +87,7 @@ impl Unpacking {
         loop {
             if let Some((mut decoder, mut stored, _)) = self.decoding.take_if(|(.., goes_on)| *goes_on) {
                 let step = move || step(&mut decoder, &mut stored).map(|raw| (decoder, stored, raw));
-                let (decoder, stored, raw) =
-                    pfr_service::task::spawn_blocking(step).await.map_err(|e| Error::Internal(e.to_string()))??;
+                let (decoder, stored, raw) = pfr_service::task::spawn_blocking(step).await??;
                 self.decoding = Some((decoder, stored, !raw.is_empty()));
                 if !raw.is_empty() {
                     return Ok(Some(raw.into()));

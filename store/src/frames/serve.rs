@@ -12,7 +12,7 @@ use super::outputs::{At, Hold};
 use super::{AHEAD, BoxFrames};
 use crate::Store;
 use crate::boxed;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::packs::{Extent, READ, locate, plan, read_extent};
 use bytes::Bytes;
 use futures::StreamExt as _;
@@ -101,7 +101,7 @@ impl Download {
             };
             match reading {
                 Some((_, task)) => {
-                    let pieces = task.await.map_err(|e| Error::Internal(e.to_string()))??;
+                    let pieces = task.await??;
                     self.hold.lock().ready.extend(pieces);
                 }
                 None if self.ended => return Ok(None),

@@ -124,8 +124,5 @@ fn sync_dir(dir: &Path) -> io::Result<()> {
 }
 
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send + 'static) -> Result<T> {
-    pfr_service::task::spawn_blocking(work)
-        .await
-        .map_err(|e| Error::Internal(e.to_string()))?
-        .map_err(|e| Error::Unavailable { what: "packs", reason: e.to_string() })
+    pfr_service::task::spawn_blocking(work).await?.map_err(|e| Error::Unavailable { what: "packs", reason: e.to_string() })
 }

@@ -311,7 +311,7 @@ impl<'a, S: Stream<Item = Result<Bytes>> + Send + Unpin> Source<'a, S> {
         };
         let more = Arc::clone(&self.store.slow).acquire_many_owned(lacking);
         match tokio::time::timeout(self.store.options.queue, more).await {
-            Ok(more) => self.add(more.map_err(|e| Error::Internal(e.to_string()))?),
+            Ok(more) => self.add(more?),
             Err(_) => return Err(Error::Overloaded(NO_MEMORY)),
         }
         Ok(())

@@ -95,7 +95,7 @@ impl Store {
     #[boxed]
     pub async fn match_prefix(&self, repository: &RepositoryName, request: &api::MatchRequest) -> Result<api::MatchResponse> {
         let owned = request.clone();
-        let path = pfr_service::task::spawn_blocking(|| PrefixPath::of_request(owned)).await.map_err(|e| Error::Internal(e.to_string()))?;
+        let path = pfr_service::task::spawn_blocking(|| PrefixPath::of_request(owned)).await?;
         let path = Arc::new(path);
         let mut matching = Matching {
             store: self,
@@ -315,7 +315,7 @@ impl Matching<'_> {
             let tokens: Vec<u32> = tokens.take(usize::try_from(key.tokens).unwrap_or(usize::MAX)).collect();
             tokens.len() as u64 == key.tokens && prefix::key(&fingerprint, &key.salt, key.adapter.as_deref(), &tokens) == key.prefix
         };
-        pfr_service::task::spawn_blocking(is_its_prefix).await.map_err(|e| Error::Internal(e.to_string()))
+        pfr_service::task::spawn_blocking(is_its_prefix).await.map_err(Error::from)
     }
 
     /// How many tokens agree, and why that is not enough.

@@ -64,7 +64,7 @@ impl Store {
             }
             marks
         };
-        pfr_service::task::spawn_blocking(marks).await.map_err(|e| Error::Internal(e.to_string()))
+        pfr_service::task::spawn_blocking(marks).await.map_err(Error::from)
     }
 
     /// Where a snapshot of so many tokens may be resumed.

@@ -47,7 +47,7 @@ impl Work {
     /// Runs `work` off the async threads. It keeps the place even after the caller has left.
     async fn run<T: Send + 'static>(&self, work: impl FnOnce(&Self) -> Result<T> + Send + 'static) -> Result<T> {
         let this = self.clone();
-        pfr_service::task::spawn_blocking(move || work(&this)).await.map_err(|e| Error::Internal(e.to_string()))?
+        pfr_service::task::spawn_blocking(move || work(&this)).await?
     }
 }
 
@@ -120,11 +120,7 @@ impl Values {
             .iter()
             .map(|(checkpoint, tensor)| tensor.value_hasher().map_err(|error| wrong(checkpoint, error)))
             .collect::<Result<Vec<_>>>()?;
-        let permit = if hashers.iter().any(Option::is_none) {
-            Some(Arc::clone(gathering).acquire_owned().await.map_err(|e| Error::Internal(e.to_string()))?)
-        } else {
-            None
-        };
+        let permit = if hashers.iter().any(Option::is_none) { Some(Arc::clone(gathering).acquire_owned().await?) } else { None };
         let decoder = Decoder::new(header.codec, header.raw_len)?;
         Ok(Some(Box::new(Passing { work: self.work.clone(), tensors, hashers, decoder, whole: Vec::new(), permit })))
     }

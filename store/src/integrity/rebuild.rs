@@ -300,7 +300,7 @@ impl Rebuild<'_> {
         frame.extend_from_slice(&bytes[frame.len()..]);
         let (digest, limits) = (*digest, self.store.options.limits.clone());
         let decoded = pfr_service::task::spawn_blocking(move || decode(&digest, &frame.into(), &limits)).await;
-        Ok(decoded.map_err(|e| Error::Internal(e.to_string()))?.ok())
+        Ok(decoded?.ok())
     }
 
     /// Quarantines the blobs in frames with a bad header, as a scrub would: tags and snapshots

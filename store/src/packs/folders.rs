@@ -31,6 +31,6 @@ impl Store {
     pub(crate) async fn sync_names(&self) -> Result<()> {
         let Some(dir) = self.packs_dir.clone() else { return Ok(()) };
         let synced = pfr_service::task::spawn_blocking(move || pfr_service::durable::sync_dir(&dir)).await;
-        synced.map_err(|e| Error::Internal(e.to_string()))?.map_err(|e| Error::Unavailable { what: "packs", reason: e.to_string() })
+        synced?.map_err(|e| Error::Unavailable { what: "packs", reason: e.to_string() })
     }
 }

@@ -47,8 +47,7 @@ pub(crate) async fn read_index(store: &Store, key: &str) -> Result<IndexFound> {
     };
     let Some(index) = index else { return Ok(IndexFound::NoPack) };
     let limits = store.options.limits.clone();
-    let parsed =
-        pfr_service::task::spawn_blocking(move || footer.parse_index(&index, &limits)).await.map_err(|e| Error::Internal(e.to_string()))?;
+    let parsed = pfr_service::task::spawn_blocking(move || footer.parse_index(&index, &limits)).await?;
     Ok(match parsed {
         Ok(entries) => IndexFound::Good(Index { frames_end: footer.index_offset, len, entries }),
         Err(error) => IndexFound::Bad(len, error.to_string()),

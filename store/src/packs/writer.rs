@@ -183,7 +183,7 @@ impl PackWriter {
                 // On a mount that hangs, it would keep this thread from other tasks.
                 Some(disk) => {
                     let take = pfr_service::task::spawn_blocking(move || disk.take(bytes as u64));
-                    Some(take.await.map_err(|e| Error::Internal(e.to_string()))??)
+                    Some(take.await??)
                 }
                 None => None,
             };
@@ -196,7 +196,7 @@ impl PackWriter {
 
     async fn wait(&mut self) -> Result<()> {
         match self.writing.take() {
-            Some(task) => task.await.map_err(|e| Error::Internal(e.to_string()))?,
+            Some(task) => task.await?,
             None => Ok(()),
         }
     }

@@ -131,7 +131,7 @@ impl Cutter {
         let bytes = self.piece.split().freeze();
         let hashed = bytes.clone();
         let hash = move || (Digest::of(Algorithm::Blake3, &hashed), crc32c::crc32c(&hashed));
-        let (digest, checksum) = pfr_service::task::spawn_blocking(hash).await.map_err(|e| Error::Internal(e.to_string()))?;
+        let (digest, checksum) = pfr_service::task::spawn_blocking(hash).await?;
         let header = Header { codec: Codec::Raw, kind: Kind::Blob, digest, raw_len: size, stored_len: size };
         self.ready.push_back(header.to_bytes().into());
         // In slices, so that its reader takes no more of it than it may hold.

@@ -132,7 +132,7 @@ impl Database {
     /// Makes room for work that frees space.
     pub(super) async fn make_room(&self, work: Freeing) -> Result<MadeRoom> {
         let Some(room) = self.room().filter(|room| room.is_low()).cloned() else { return Ok(MadeRoom::default()) };
-        pfr_service::task::spawn_blocking(move || room.make(work)).await.map_err(|e| Error::Internal(e.to_string()))?
+        pfr_service::task::spawn_blocking(move || room.make(work)).await?
     }
 
     /// Runs `job` as [`Database::write`] does, unless the disk is nearly full.
@@ -223,7 +223,7 @@ impl Database {
             // keep it while the writer waits for it.
             Err(_) => {
                 let waits = pfr_service::task::spawn(Arc::clone(&readers.permits).acquire_owned());
-                waits.await.map_err(|e| Error::Internal(e.to_string()))?.map_err(|e| Error::Internal(e.to_string()))?
+                waits.await??
             }
         };
         let pool = Arc::clone(readers);
