@@ -220,16 +220,17 @@ mod tests {
     /// command collected the settings of a server.
     #[test]
     fn the_command_line_takes_as_long_as_its_commands_and_not_as_long_as_their_square() {
-        let least = |work: &dyn Fn() -> clap::Command| {
-            let times = (0..5).map(|_| {
-                let begun = Instant::now();
-                std::hint::black_box(work());
-                begun.elapsed()
-            });
-            times.min().unwrap_or(Duration::MAX)
+        let time = |work: &dyn Fn() -> clap::Command| {
+            let begun = Instant::now();
+            std::hint::black_box(work());
+            begun.elapsed()
         };
-        let settings = least(&|| Overrides::augment_args(clap::Command::new("serve")));
-        let whole = least(&|| Cli::command());
+        let (mut settings, mut whole) = (Duration::MAX, Duration::MAX);
+        // The least of many, in alternation: other tests take the processor away meanwhile.
+        for _ in 0..50 {
+            settings = settings.min(time(&|| Overrides::augment_args(clap::Command::new("serve"))));
+            whole = whole.min(time(&|| Cli::command()));
+        }
         assert!(whole < settings * 60, "{whole:?} for all commands, {settings:?} for the settings of a server");
     }
 }
