@@ -14,14 +14,14 @@ use crate::saves::Saves;
 use crate::upkeep;
 use pfr_client::Flight;
 use pfr_schema::agent::EngineInfo;
+use pfr_service::Shared;
 use pfr_store::{Schedule, Store};
 use rustix::fs::{FlockOperation, flock};
 use std::fs::File;
-use std::sync::Arc;
 
 /// The agent. Cheap to clone; all clones are one.
 #[derive(Clone, Debug)]
-pub struct Agent(Arc<Inner>);
+pub struct Agent(Shared<Inner>);
 
 #[derive(Debug)]
 struct Inner {
@@ -66,7 +66,7 @@ impl Agent {
         let llamas = Llamas::open(&config, engines.ring())?;
         let flight = Flight::new(config.restore_bytes);
         let room = Room::of(store.clone(), config.store_dir());
-        Ok(Self(Arc::new(Inner {
+        Ok(Self(Shared::new(Inner {
             config,
             store,
             room,

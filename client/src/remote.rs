@@ -38,7 +38,7 @@ use crate::tokens::server_of;
 use futures::future::BoxFuture;
 use pfr_schema::RepositoryName;
 use pfr_schema::signature::PublicKey;
-use pfr_service::Secret;
+use pfr_service::{Secret, Shared};
 use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderValue};
 use reqwest::{Certificate, Client, Url};
 use std::fmt;
@@ -177,12 +177,12 @@ impl Default for RemoteOptions {
 /// A registry. Cheap to clone; clones share connections and counters.
 #[derive(Clone)]
 pub struct Remote {
-    client: Client,
+    client: Shared<Client>,
     base: Arc<Url>,
-    options: Arc<RemoteOptions>,
+    options: Shared<RemoteOptions>,
     round_trips: Arc<AtomicU64>,
     connection: Arc<Connection>,
-    direct: Arc<direct::Direct>,
+    direct: Shared<direct::Direct>,
     via: Option<Arc<str>>,
     /// Keys of which one must have signed what is pulled; none: nothing need be signed.
     verify_keys: Option<Arc<[PublicKey]>>,
@@ -237,11 +237,11 @@ impl Remote {
                 reason(&error)
             )),
         })?;
-        let direct = Arc::new(direct::Direct::new(roots));
+        let direct = Shared::new(direct::Direct::new(roots));
         Ok(Self {
-            client,
+            client: Shared::new(client),
             base: Arc::new(base),
-            options: Arc::new(options),
+            options: Shared::new(options),
             round_trips: Arc::default(),
             connection: Arc::default(),
             direct,

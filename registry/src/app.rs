@@ -17,6 +17,8 @@ use crate::redirect::Redirects;
 use crate::storage::Opened;
 use metrics_exporter_prometheus::PrometheusHandle;
 use pfr_schema::ErrorCode;
+use pfr_service::Shared;
+use std::ops::Deref;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -35,7 +37,18 @@ const VERIFICATIONS: usize = 2;
 
 /// Shared state. Cheap to clone.
 #[derive(Clone)]
-pub(crate) struct App {
+pub(crate) struct App(Shared<State>);
+
+impl Deref for App {
+    type Target = State;
+
+    fn deref(&self) -> &State {
+        &self.0
+    }
+}
+
+/// What [`App`] shares.
+pub(crate) struct State {
     pub(crate) domains: Domains,
     /// What checks tokens; none if every caller may do everything.
     pub(crate) gate: Option<Arc<Gate>>,
@@ -92,7 +105,7 @@ impl App {
             let clock = domains.default_store().options().clock.clone();
             Arc::new(Gate::new(domains.access_tokens(), clock, issuers, Arc::clone(&rates)))
         });
-        Self {
+        Self(Shared::new(State {
             gate,
             audit: Audit::new(&openapi, config),
             claims: Arc::new(Claims::new()),
@@ -122,9 +135,11 @@ impl App {
             statistics: Arc::new(Semaphore::new(STATISTICS)),
             verifications: Arc::new(Semaphore::new(VERIFICATIONS)),
             scrubs,
-        }
+        }))
     }
+}
 
+impl State {
     /// A permit to hold a large JSON body.
     pub(crate) async fn large_body(&self) -> Result<OwnedSemaphorePermit, ApiError> {
         wait_for(&self.bodies, self.queue, "the registry reads as many large requests as it may; try again in a moment").await

@@ -8,6 +8,7 @@
 //! | [`buffers`] | memory that is used again | |
 //! | [`units`] | sizes and numbers in messages | |
 //! | [`task`] | tasks of the runtime | |
+//! | [`Shared`] | values that many futures hold | |
 //! | [`settings`] | settings from flags, environment and a file | `program` |
 //! | [`secret`] | tokens and passwords that cannot be printed | `program` |
 //! | [`user_dirs`] | the folders of the user | `program` |
@@ -34,6 +35,7 @@ pub mod problem;
 pub mod secret;
 #[cfg(feature = "program")]
 pub mod settings;
+mod shared;
 #[cfg(feature = "program")]
 pub mod signals;
 pub mod task;
@@ -49,5 +51,6 @@ pub use few::few;
 pub use log::LogFormat;
 #[cfg(feature = "program")]
 pub use secret::{Secret, SecretUrl};
+pub use shared::Shared;
 #[cfg(feature = "program")]
 pub use user_dirs::UserDirs;
