@@ -37,18 +37,18 @@ const VERIFICATIONS: usize = 2;
 
 /// Shared state. Cheap to clone.
 #[derive(Clone)]
-pub(crate) struct App(Shared<State>);
+pub(crate) struct App(Shared<Inner>);
 
 impl Deref for App {
-    type Target = State;
+    type Target = Inner;
 
-    fn deref(&self) -> &State {
+    fn deref(&self) -> &Inner {
         &self.0
     }
 }
 
 /// What [`App`] shares.
-pub(crate) struct State {
+pub(crate) struct Inner {
     pub(crate) domains: Domains,
     /// What checks tokens; none if every caller may do everything.
     pub(crate) gate: Option<Arc<Gate>>,
@@ -105,7 +105,7 @@ impl App {
             let clock = domains.default_store().options().clock.clone();
             Arc::new(Gate::new(domains.access_tokens(), clock, issuers, Arc::clone(&rates)))
         });
-        Self(Shared::new(State {
+        Self(Shared::new(Inner {
             gate,
             audit: Audit::new(&openapi, config),
             claims: Arc::new(Claims::new()),
@@ -139,7 +139,7 @@ impl App {
     }
 }
 
-impl State {
+impl Inner {
     /// A permit to hold a large JSON body.
     pub(crate) async fn large_body(&self) -> Result<OwnedSemaphorePermit, ApiError> {
         wait_for(&self.bodies, self.queue, "the registry reads as many large requests as it may; try again in a moment").await
