@@ -1,20 +1,26 @@
-//! A value that many hold, and that the compiler does not look through.
+//! Values that many futures hold, and whose fields the compiler does not look through.
 //!
-//! A future that goes to another thread may only hold values that may go there. For a reference the
-//! compiler looks through all fields of its target, again for each function. axum asks it many times
-//! over for each route, and the state of the registry leads to the stores of all domains: to look
-//! through these took a third of the registry's build. With this type the answer is known.
+//! The compiler lets a future go to another thread if all values that it holds may go there. To see
+//! that, it looks through the fields of each of them, again for each function. axum asks it for
+//! this many times for each route, and the state of the registry leads to the stores of all
+//! domains: a third of the registry's build was this. A future that holds a [`Shared`] needs no
+//! such look; one that holds a reference into its content still does.
 
 use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 
-/// An `Arc` of a value whose type is hidden. Each access is a call: this is for values that many
+/// An `Arc` that hides the fields of its value. Each access is a call: this is for values that many
 /// futures hold, and not for those that a loop reads.
 ///
-/// A value that must stay on its thread cannot be shared:
+/// ```
+/// let shared = pfr_service::Shared::new(String::from("state"));
+/// assert_eq!(shared.len(), 5);
+/// ```
 ///
-/// ```compile_fail,E0277
+/// A value that threads must not share is refused:
+///
+/// ```compile_fail
 /// pfr_service::Shared::new(std::cell::Cell::new(0));
 /// ```
 pub struct Shared<T: 'static>(Arc<dyn Deref<Target = T> + Send + Sync>);
@@ -26,7 +32,7 @@ impl<T: Send + Sync> Shared<T> {
     }
 }
 
-/// The value behind its type.
+/// Gives its value by a trait that has objects.
 struct Hidden<T>(T);
 
 impl<T> Deref for Hidden<T> {
@@ -41,7 +47,7 @@ impl<T> Deref for Shared<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
-        self.0.deref()
+        (*self.0).deref()
     }
 }
 

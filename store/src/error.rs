@@ -258,7 +258,7 @@ pub enum Error {
     Internal(String),
 }
 
-/// A task of our own panicked, or was stopped while its result was waited for.
+/// A task of our own panicked or was stopped.
 impl From<tokio::task::JoinError> for Error {
     fn from(error: tokio::task::JoinError) -> Self {
         Self::Internal(error.to_string())
