@@ -70,7 +70,6 @@ pub(crate) struct Inner {
     pub(crate) hosts: Hosts,
     pub(crate) redirects: Option<Arc<Redirects>>,
     pub(crate) metrics: PrometheusHandle,
-    pub(crate) openapi: axum::body::Bytes,
     /// Permits for requests that are worked on at once.
     pub(crate) request_permits: Arc<Semaphore>,
     /// The same for streams of frames.
@@ -96,7 +95,7 @@ pub(crate) struct Inner {
 }
 
 impl App {
-    pub(crate) fn new(opened: Opened, metrics: PrometheusHandle, openapi: String, issuers: Option<Arc<Issuers>>, config: &Config) -> Self {
+    pub(crate) fn new(opened: Opened, metrics: PrometheusHandle, issuers: Option<Arc<Issuers>>, config: &Config) -> Self {
         let Opened { domains, redirects } = opened;
         let limits = Limits::default();
         let scrubs = Arc::clone(&limits.scrubs);
@@ -107,7 +106,7 @@ impl App {
         });
         Self(Shared::new(Inner {
             gate,
-            audit: Audit::new(&openapi, config),
+            audit: Audit::new(config),
             claims: Arc::new(Claims::new()),
             proxies: config.proxies,
             has_tls: config.has_tls(),
@@ -118,7 +117,6 @@ impl App {
             redirects: redirects.map(Arc::new),
             rates,
             metrics,
-            openapi: openapi.into(),
             request_permits: Arc::new(Semaphore::new(config.max_requests)),
             stream_permits: Arc::new(Semaphore::new(config.max_requests)),
             event_streams: Places::new(config),
@@ -182,7 +180,7 @@ impl Inner {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{metrics, routes, storage};
+    use crate::{metrics, storage};
     use pfr_schema::DomainName;
 
     #[tokio::test]
@@ -192,7 +190,7 @@ mod tests {
         let opened = storage::open_parts(&config).await.unwrap();
         let acme: DomainName = "acme".parse().unwrap();
         opened.domains.create(&acme).await.unwrap();
-        let app = App::new(opened, metrics::recorder().unwrap(), routes::openapi(), None, &config);
+        let app = App::new(opened, metrics::recorder().unwrap(), None, &config);
         let (large, other) = (Arc::clone(app.domains.default_domain()), app.domains.get(&acme).await.unwrap());
         let refused = async |domain: &Arc<Domain>| {
             let error = app.statistics(domain).await.err().unwrap();

@@ -7,6 +7,7 @@ use crate::domains::Domain;
 use crate::failures;
 use crate::metrics::{DATABASE_UP, DISK, PACKS, ROWS_WRITTEN, SMALL_PACKS, TRACES_DROPPED, of_domain, set_quota, set_tasks};
 use crate::problem::ApiError;
+use crate::routes;
 use crate::v1::Answer;
 use axum::extract::State;
 use axum::http::header;
@@ -108,8 +109,8 @@ async fn set_stored(domain: &Domain) -> pfr_store::Result<()> {
     get, path = "/openapi.json", operation_id = "openapi", tag = "operations",
     responses((status = 200, description = "OpenAPI", body = Object), failures::Describing),
 )]
-pub(crate) async fn openapi(_: Access<Open, AllRepositories>, State(app): State<App>) -> impl IntoResponse {
-    ([(header::CONTENT_TYPE, "application/json")], app.openapi.clone())
+pub(crate) async fn openapi(_: Access<Open, AllRepositories>) -> impl IntoResponse {
+    ([(header::CONTENT_TYPE, "application/json")], routes::DOCUMENT)
 }
 
 #[cfg(test)]
@@ -145,7 +146,7 @@ mod tests {
     /// A registry over one domain.
     fn app(store: Store, config: &Config) -> App {
         let opened = Opened { domains: Domains::new(store, None), redirects: None };
-        App::new(opened, crate::metrics::recorder().unwrap(), routes::openapi(), None, config)
+        App::new(opened, crate::metrics::recorder().unwrap(), None, config)
     }
 
     async fn service(hangs: &Arc<AtomicBool>, config: &Config) -> Router {

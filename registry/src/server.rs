@@ -101,7 +101,7 @@ impl Server {
             let is_plain = tls.is_none() && !config.behind_proxy && !address.ip().is_loopback();
             warn_about_tokens(&opened.domains, issuers.is_some(), is_plain.then_some(address)).await?;
         }
-        let app = App::new(opened, metrics, routes::openapi(), issuers.clone(), &config);
+        let app = App::new(opened, metrics, issuers.clone(), &config);
         let audit_file = match config.audit_log.as_path() {
             path if path.as_os_str().is_empty() => None,
             path => {

@@ -62,8 +62,8 @@ pub(crate) struct Audit {
 }
 
 impl Audit {
-    pub(crate) fn new(openapi: &str, config: &Config) -> Arc<Self> {
-        let operations = Operations::of(openapi, routes::actions_of_others());
+    pub(crate) fn new(config: &Config) -> Arc<Self> {
+        let operations = Operations::of(routes::DOCUMENT, routes::actions_of_others());
         Arc::new(Self { operations, reads: config.audit_reads, repeats: Repeats::default(), written: Notify::new() })
     }
 
