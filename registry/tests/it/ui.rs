@@ -570,7 +570,7 @@ async fn are_fast(count: u64) {
     assert!(text.contains(&format!("fork-{}", count - 1)) && text.contains(&before), "{text}");
     for path in [PAGE.to_owned(), format!("{PAGE}?page={last}"), format!("{PAGE}/fork-7"), "/".to_owned()] {
         let time = least_time(&registry, &path, limit).await;
-        println!("{path} with {count} forks: {:.1} ms", time.as_secs_f64() * 1000.0);
+        eprintln!("{path} with {count} forks: {:.1} ms", time.as_secs_f64() * 1000.0);
         assert!(time < limit, "{path}: {time:?}, the limit is {limit:?}");
     }
     let repository = format!("/v1/repositories/{REPO}");
@@ -589,7 +589,7 @@ async fn are_fast(count: u64) {
             break;
         }
     }
-    println!("statistics of {count} forks: {counted:?}; a fork into 12: {forked:?}");
+    eprintln!("statistics of {count} forks: {counted:?}; a fork into 12: {forked:?}");
     assert!(counted < limit && forked < limit, "{counted:?} and {forked:?}, the limit is {limit:?}");
 }
 
