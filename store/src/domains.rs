@@ -375,6 +375,24 @@ impl Domains {
         Ok(names)
     }
 
+    /// The names under which something lies, and no domain: no marker, and no row in the catalogue.
+    /// A domain was being deleted or made when the catalogue was lost, or its storage is not
+    /// complete. [`Self::delete`] removes what is left. To be asked after [`Self::find`].
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[boxed]
+    pub async fn left(&self) -> Result<Vec<DomainName>> {
+        let Some(home) = &self.0.home else { return Ok(Vec::new()) };
+        let mut left = Vec::new();
+        for name in home.names().await? {
+            if self.is_half_removed(&name).await? {
+                left.push(name);
+            }
+        }
+        Ok(left)
+    }
+
     /// Begins to delete a domain: from now on it is unknown, here at once and in other processes
     /// within a second or two. [`Self::remove_deleted`] does the rest. Once more changes nothing.
     /// A removal that had begun when the catalogue was lost goes on. With `lost`, tables without a

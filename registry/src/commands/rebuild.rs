@@ -30,6 +30,7 @@ pub(super) fn run(args: Rebuild) -> Result<(), Error> {
         let mut report = domains.adopt(name).await?.rebuild(&mut |_| ()).await.map_err(Error::Work)?;
         if name.is_default() {
             report.domains = domains.find().await.map_err(Error::Work)?;
+            report.left = domains.left().await.map_err(Error::Work)?;
         }
         Ok(report)
     })?;
@@ -54,8 +55,16 @@ fn text(r: &RebuildReport) -> String {
     ) + &lines("refused", &r.refused)
         + &lines("lost   ", &r.lost)
         + &lines("domain ", &r.domains.iter().map(found).collect::<Vec<_>>())
+        + &lines("left   ", &r.left.iter().map(left).collect::<Vec<_>>())
 }
 
 fn found(domain: &DomainName) -> String {
     format!("{domain}: found on the storage; if its tables are lost too, run rebuild again with --domain {domain}")
+}
+
+fn left(domain: &DomainName) -> String {
+    format!(
+        "{domain}: something of this domain lies on the storage, and its marker does not; if the storage is complete, the domain was being \
+         deleted: DELETE /v1/domains/{domain} removes the rest"
+    )
 }

@@ -192,8 +192,13 @@ async fn a_lost_database_is_rebuilt_and_one_that_is_not_lost_is_left_alone() {
     for file in ["metadata.sqlite", "metadata.sqlite-wal", "metadata.sqlite-shm"] {
         let _ = std::fs::remove_file(data.path().join(file));
     }
+    // A domain was being deleted: its marker is gone, and a pack is left.
+    let gone = data.path().join("domains/gone/packs/0a");
+    std::fs::create_dir_all(&gone).unwrap();
+    std::fs::write(gone.join("left.pfpack"), b"a pack").unwrap();
     let (code, report): (i32, RebuildReport) = tool(data.path(), &["rebuild"]);
     assert_eq!((code, report.packs, report.snapshots, report.tags), (0, 1, 1, 1), "{report:?}");
+    assert_eq!((report.domains, report.left), (vec![], vec!["gone".parse().unwrap()]));
     let (code, report): (i32, FsckReport) = tool(data.path(), &["fsck"]);
     assert_eq!((code, report.wrong, report.containers), (0, 0, 1), "{report:?}");
     let store = Store::open(data.path(), Options::default()).await.unwrap();

@@ -83,5 +83,9 @@ api! {
         /// separately.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         pub domains: Vec<DomainName>,
+        /// Names of domains of which something lies there, and no marker. They were being deleted,
+        /// or their storage is not complete.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        pub left: Vec<DomainName>,
     }
 }

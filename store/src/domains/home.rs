@@ -222,7 +222,18 @@ impl DomainHome {
 
     /// The domains that have a marker.
     pub(super) async fn find(&self) -> Result<Vec<DomainName>> {
-        let found: Vec<DomainName> = match &self.packs {
+        let mut names = Vec::new();
+        for name in self.names().await? {
+            if self.has_marker(&name).await? {
+                names.push(name);
+            }
+        }
+        Ok(names)
+    }
+
+    /// The names under which something lies, or lay, in order.
+    pub(super) async fn names(&self) -> Result<Vec<DomainName>> {
+        let mut names: Vec<DomainName> = match &self.packs {
             DomainPacks::Files { root, .. } => {
                 let root = root.clone();
                 blocking(move || names_in(&root)).await?
@@ -232,14 +243,13 @@ impl DomainHome {
                 folders.common_prefixes.iter().filter_map(|folder| folder.filename()?.parse::<DomainName>().ok()).collect()
             }
         };
-        let mut names = Vec::new();
-        for name in found {
-            if self.has_marker(&name).await? {
-                names.push(name);
-            }
+        if let DomainTables::Files(root) = &self.tables {
+            let root = root.clone();
+            names.extend(blocking(move || names_in(&root)).await?);
         }
         names.retain(|name| !name.is_default());
         names.sort_unstable();
+        names.dedup();
         Ok(names)
     }
 }

@@ -215,6 +215,7 @@ async fn a_domain_that_was_half_removed_when_the_catalogue_was_lost_goes_with_on
         }
     }
     let domains = there.domains(2).await;
+    assert_eq!(domains.left().await.unwrap(), [name("a")]);
     for encrypted in [None, Some(false), Some(true)] {
         let refused = domains.create_as(&name("a"), encrypted).await.unwrap_err();
         assert!(
@@ -228,6 +229,7 @@ async fn a_domain_that_was_half_removed_when_the_catalogue_was_lost_goes_with_on
     }
     let complete = below(&there, "b").await;
     assert!(domains.delete(&name("a"), false).await.unwrap().deleting_since.is_some());
+    assert!(domains.left().await.unwrap().is_empty(), "the catalogue knows of it");
     for _ in 0..3 {
         remove(&domains).await;
         there.wait(domains.default_store().options().lease);

@@ -409,7 +409,8 @@ pub async fn settle(world: &mut World) -> Result<(), String> {
     Ok(())
 }
 
-/// Builds the tables of all domains anew, as an operator does after the default domain's.
+/// Builds the tables of all domains anew, and deletes the rest of those that were being deleted, as
+/// an operator does after the default domain's.
 ///
 /// # Errors
 /// In words: those of the store.
@@ -418,6 +419,10 @@ pub async fn rebuild(world: &World) -> Result<(), String> {
     for name in domains.find().await.map_err(|e| e.to_string())? {
         let store = domains.adopt(&name).await.map_err(|e| format!("domain {name}: {e}"))?;
         store.rebuild(&mut |_| ()).await.map_err(|e| format!("rebuild of domain {name}: {e}"))?;
+    }
+    // Their removal was cut, and the catalogue that knew of it is lost.
+    for name in domains.left().await.map_err(|e| e.to_string())? {
+        domains.delete(&name, false).await.map_err(|e| format!("the rest of domain {name}: {e}"))?;
     }
     Ok(())
 }
