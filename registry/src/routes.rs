@@ -207,8 +207,8 @@ fn named((schemas, mut paths, methods): UtoipaMethodRouter<App>, action: Option<
     (schemas, paths, methods)
 }
 
-/// The OpenAPI document, as it is served. A test compares it with [`openapi`]: to make it takes as
-/// long as the rest of a server's start.
+/// The OpenAPI document, as it is served. It is not made at each start, which would take as long as
+/// the rest of the start of a server. A test compares it with [`openapi`].
 pub(crate) const DOCUMENT: &str = include_str!("../openapi.json");
 
 /// The OpenAPI document, made of the routes; it is kept in `registry/openapi.json`.

@@ -375,9 +375,9 @@ impl Domains {
         Ok(names)
     }
 
-    /// The names under which something lies, and no domain: no marker, and no row in the catalogue.
-    /// A domain was being deleted or made when the catalogue was lost, or its storage is not
-    /// complete. [`Self::delete`] removes what is left. To be asked after [`Self::find`].
+    /// The domains of which packs or tables are there, but neither a marker nor a row in the
+    /// catalogue. Each was being made or deleted when the catalogue was lost, or its storage is not
+    /// complete. [`Self::delete`] removes what is left.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -385,8 +385,8 @@ impl Domains {
     pub async fn left(&self) -> Result<Vec<DomainName>> {
         let Some(home) = &self.0.home else { return Ok(Vec::new()) };
         let mut left = Vec::new();
-        for name in home.names().await? {
-            if self.is_half_removed(&name).await? {
+        for name in home.left().await? {
+            if self.catalogue().domain(name.clone()).await?.is_none() {
                 left.push(name);
             }
         }

@@ -30,7 +30,11 @@ pub(super) fn run(args: Rebuild) -> Result<(), Error> {
         let mut report = domains.adopt(name).await?.rebuild(&mut |_| ()).await.map_err(Error::Work)?;
         if name.is_default() {
             report.domains = domains.find().await.map_err(Error::Work)?;
-            report.left = domains.left().await.map_err(Error::Work)?;
+            match domains.left().await {
+                Ok(left) => report.left = left,
+                // The rebuild is done, and its report must not be lost.
+                Err(error) => tracing::warn!(%error, "whether something is left of deleted domains is not known"),
+            }
         }
         Ok(report)
     })?;
@@ -64,7 +68,7 @@ fn found(domain: &DomainName) -> String {
 
 fn left(domain: &DomainName) -> String {
     format!(
-        "{domain}: something of this domain lies on the storage, and its marker does not; if the storage is complete, the domain was being \
-         deleted: DELETE /v1/domains/{domain} removes the rest"
+        "{domain}: packs or tables of it are there, and its marker is not. Is its storage mounted and complete? If the domain was being \
+         deleted, DELETE /v1/domains/{domain} removes the rest; if not, run rebuild again with --domain {domain}"
     )
 }

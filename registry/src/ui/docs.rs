@@ -26,7 +26,7 @@ pub(crate) async fn docs(_: Access<Open, AllRepositories>) -> Response {
 }
 
 fn page(document: &str) -> String {
-    // A test compares it with what the routes say.
+    // It is JSON: a test compares it with what the routes say.
     let document: Value = serde_json::from_str(document).unwrap_or_default();
     let body = body(&document);
     let domain = DomainName::default();

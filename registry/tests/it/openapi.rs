@@ -1,6 +1,7 @@
 //! The API's document is what clients are written against: a change of it is a decision, not an
 //! accident.
 
+use crate::common::Registry;
 use pfr_schema::api::{AgentReport, RetentionPolicies, SigningPolicies};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -24,6 +25,14 @@ fn the_document_is_the_golden_one() {
         golden.lines().nth(first),
         made.lines().nth(first),
     );
+}
+
+#[tokio::test]
+async fn the_document_is_served_as_it_is_made() {
+    let registry = Registry::start().await;
+    let answer = registry.get("/openapi.json").await;
+    assert_eq!(answer.headers()["content-type"], "application/json");
+    assert!(answer.text().await.expect("text") == pfr_registry::routes::openapi());
 }
 
 /// Operations in the table of `docs/protocol.md`: words in backticks such as `GET …/tags/{tag}`.

@@ -83,8 +83,8 @@ api! {
         /// separately.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         pub domains: Vec<DomainName>,
-        /// Names of domains of which something lies there, and no marker. They were being deleted,
-        /// or their storage is not complete.
+        /// Domains of which packs or tables were found, and no marker. Each was being made or
+        /// deleted, or its storage is not complete.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         pub left: Vec<DomainName>,
     }

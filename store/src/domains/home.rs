@@ -231,8 +231,27 @@ impl DomainHome {
         Ok(names)
     }
 
-    /// The names under which something lies, or lay, in order.
-    pub(super) async fn names(&self) -> Result<Vec<DomainName>> {
+    /// The domains of which something is left, and no marker: see [`Self::is_half_removed`]. Tables
+    /// in PostgreSQL are not looked for.
+    pub(super) async fn left(&self) -> Result<Vec<DomainName>> {
+        let mut names = self.names().await?;
+        if let DomainTables::Files(root) = &self.tables {
+            let root = root.clone();
+            names.extend(blocking(move || names_in(&root)).await?.into_iter().filter(|name| !name.is_default()));
+            names.sort_unstable();
+            names.dedup();
+        }
+        let mut left = Vec::new();
+        for name in names {
+            if self.is_half_removed(&name).await? {
+                left.push(name);
+            }
+        }
+        Ok(left)
+    }
+
+    /// The names of the folders in which packs of domains may lie, in order.
+    async fn names(&self) -> Result<Vec<DomainName>> {
         let mut names: Vec<DomainName> = match &self.packs {
             DomainPacks::Files { root, .. } => {
                 let root = root.clone();
@@ -243,13 +262,8 @@ impl DomainHome {
                 folders.common_prefixes.iter().filter_map(|folder| folder.filename()?.parse::<DomainName>().ok()).collect()
             }
         };
-        if let DomainTables::Files(root) = &self.tables {
-            let root = root.clone();
-            names.extend(blocking(move || names_in(&root)).await?);
-        }
         names.retain(|name| !name.is_default());
         names.sort_unstable();
-        names.dedup();
         Ok(names)
     }
 }

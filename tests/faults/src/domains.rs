@@ -260,11 +260,16 @@ impl Tenants {
         Ok(())
     }
 
-    /// Compares what there is after the databases were lost and rebuilt.
+    /// Compares what there is after the databases were lost and rebuilt. Something was left of some
+    /// domains, and goes now: of those that were being made or deleted, and of no other.
     ///
     /// # Errors
     /// In words: what is lost, or has no explanation.
-    pub fn rebuilt(&mut self, seen: Contents) -> Result<(), String> {
+    pub fn rebuilt(&mut self, seen: Contents, left: Vec<DomainName>) -> Result<(), String> {
+        let is_known = |name: &DomainName| self.deleted.contains_key(name) || self.live.contains_key(name);
+        if let Some(name) = left.iter().find(|name| !is_known(name)) {
+            return Err(format!("LEAKED: something lies in the place of domain {name}, which was gone: {self:?}"));
+        }
         let empty = BTreeSet::new();
         for name in self.live.keys().chain(self.durable.keys()).chain(seen.keys()) {
             let (live, durable, deleted) = (self.live.get(name), self.durable.get(name), self.deleted.get(name));
@@ -281,7 +286,8 @@ impl Tenants {
             }
         }
         (self.live, self.durable) = (seen.clone(), seen);
-        self.deleted.clear();
+        // Should the catalogue be lost again.
+        self.deleted = left.into_iter().map(|name| (name, Vec::new())).collect();
         self.was_lost = true;
         Ok(())
     }
@@ -409,22 +415,22 @@ pub async fn settle(world: &mut World) -> Result<(), String> {
     Ok(())
 }
 
-/// Builds the tables of all domains anew, and deletes the rest of those that were being deleted, as
-/// an operator does after the default domain's.
+/// Builds the tables of all domains anew, and deletes what is left of those that have no marker, as
+/// an operator does after the default domain's. Returns their names.
 ///
 /// # Errors
 /// In words: those of the store.
-pub async fn rebuild(world: &World) -> Result<(), String> {
+pub async fn rebuild(world: &World) -> Result<Vec<DomainName>, String> {
     let domains = world.domains().await.map_err(|e| e.to_string())?;
     for name in domains.find().await.map_err(|e| e.to_string())? {
         let store = domains.adopt(&name).await.map_err(|e| format!("domain {name}: {e}"))?;
         store.rebuild(&mut |_| ()).await.map_err(|e| format!("rebuild of domain {name}: {e}"))?;
     }
-    // Their removal was cut, and the catalogue that knew of it is lost.
-    for name in domains.left().await.map_err(|e| e.to_string())? {
-        domains.delete(&name, false).await.map_err(|e| format!("the rest of domain {name}: {e}"))?;
+    let left = domains.left().await.map_err(|e| e.to_string())?;
+    for name in &left {
+        domains.delete(name, false).await.map_err(|e| format!("the rest of domain {name}: {e}"))?;
     }
-    Ok(())
+    Ok(left)
 }
 
 /// Deletes all domains to the last byte.

@@ -158,8 +158,8 @@ impl History {
         self.oracle.rebuilt(&seen)?;
         self.follower.survived(&seen)?;
         self.follower = Follower::new(&self.world.observer, &seen).await?;
-        domains::rebuild(&self.world).await?;
-        self.tenants.rebuilt(domains::seen(&self.world, true).await?)?;
+        let left = domains::rebuild(&self.world).await?;
+        self.tenants.rebuilt(domains::seen(&self.world, true).await?, left)?;
         if self.counts.flipped > 0 {
             // The database knew what is in quarantine; packs do not.
             self.scrub_and_heal().await?;
