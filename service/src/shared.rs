@@ -3,7 +3,7 @@
 //! The compiler lets a future go to another thread if all values that it holds may go there. To see
 //! that, it looks through the fields of each of them, again for each function. axum asks it for
 //! this many times for each route, and the state of the registry leads to the stores of all
-//! domains: a third of the registry's build was this. A future that holds a [`Shared`] needs no
+//! domains: a fifth of the registry's build was this. A future that holds a [`Shared`] needs no
 //! such look; one that holds a reference into its content still does.
 
 use std::fmt;
