@@ -189,9 +189,12 @@ async fn a_lost_database_is_rebuilt_and_one_that_is_not_lost_is_left_alone() {
     let refused = Command::new(env!("CARGO_BIN_EXE_pf-registry")).args(["rebuild", "--data"]).arg(data.path()).output().unwrap();
     assert_eq!(refused.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&refused.stderr).contains("move it away"));
-    for file in ["metadata.sqlite", "metadata.sqlite-wal", "metadata.sqlite-shm"] {
-        let _ = std::fs::remove_file(data.path().join(file));
-    }
+    let lose = || {
+        for file in ["metadata.sqlite", "metadata.sqlite-wal", "metadata.sqlite-shm"] {
+            let _ = std::fs::remove_file(data.path().join(file));
+        }
+    };
+    lose();
     // A domain was being deleted: its marker is gone, and a pack is left.
     let gone = data.path().join("domains/gone/packs/0a");
     std::fs::create_dir_all(&gone).unwrap();
@@ -199,6 +202,11 @@ async fn a_lost_database_is_rebuilt_and_one_that_is_not_lost_is_left_alone() {
     let (code, report): (i32, RebuildReport) = tool(data.path(), &["rebuild"]);
     assert_eq!((code, report.packs, report.snapshots, report.tags), (0, 1, 1, 1), "{report:?}");
     assert_eq!((report.domains, report.left), (vec![], vec!["gone".parse().unwrap()]));
+    lose();
+    let output = Command::new(env!("CARGO_BIN_EXE_pf-registry")).args(["rebuild", "--data"]).arg(data.path()).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    let line = text.lines().find(|line| line.starts_with("left ")).unwrap_or_else(|| panic!("{text}"));
+    assert!(line.contains("gone: ") && line.contains("DELETE /v1/domains/gone") && line.contains("--domain gone"), "{line}");
     let (code, report): (i32, FsckReport) = tool(data.path(), &["fsck"]);
     assert_eq!((code, report.wrong, report.containers), (0, 0, 1), "{report:?}");
     let store = Store::open(data.path(), Options::default()).await.unwrap();

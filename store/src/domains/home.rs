@@ -14,6 +14,7 @@ use object_store::prefix::PrefixStore;
 use object_store::{ObjectStore, ObjectStoreExt as _};
 use pfr_schema::DomainName;
 use pfr_service::durable;
+use std::collections::BTreeSet;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -237,9 +238,7 @@ impl DomainHome {
         let mut names = self.names().await?;
         if let DomainTables::Files(root) = &self.tables {
             let root = root.clone();
-            names.extend(blocking(move || names_in(&root)).await?.into_iter().filter(|name| !name.is_default()));
-            names.sort_unstable();
-            names.dedup();
+            names.extend(blocking(move || names_in(&root)).await?);
         }
         let mut left = Vec::new();
         for name in names {
@@ -250,21 +249,18 @@ impl DomainHome {
         Ok(left)
     }
 
-    /// The names of the folders in which packs of domains may lie, in order.
-    async fn names(&self) -> Result<Vec<DomainName>> {
-        let mut names: Vec<DomainName> = match &self.packs {
+    /// The names of the folders in which packs of domains may lie.
+    async fn names(&self) -> Result<BTreeSet<DomainName>> {
+        match &self.packs {
             DomainPacks::Files { root, .. } => {
                 let root = root.clone();
-                blocking(move || names_in(&root)).await?
+                blocking(move || names_in(&root)).await
             }
             DomainPacks::Bucket(bucket) => {
                 let folders = bucket.list_with_delimiter(Some(&Path::from(DomainName::FOLDER))).await.map_err(Error::packs)?;
-                folders.common_prefixes.iter().filter_map(|folder| folder.filename()?.parse::<DomainName>().ok()).collect()
+                Ok(folders.common_prefixes.iter().filter_map(|folder| name_of(folder.filename()?)).collect())
             }
-        };
-        names.retain(|name| !name.is_default());
-        names.sort_unstable();
-        Ok(names)
+        }
     }
 }
 
@@ -282,17 +278,22 @@ fn make_dir(dir: &std::path::Path) -> Result<()> {
 }
 
 /// The names of the folders of domains in a directory.
-fn names_in(root: &std::path::Path) -> Result<Vec<DomainName>> {
+fn names_in(root: &std::path::Path) -> Result<BTreeSet<DomainName>> {
     let entries = match std::fs::read_dir(root.join(DomainName::FOLDER)) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(BTreeSet::new()),
         entries => entries.map_err(|e| Error::io("directory", root, &e))?,
     };
-    let mut found = Vec::new();
+    let mut found = BTreeSet::new();
     for entry in entries {
         let name = entry.map_err(|e| Error::io("directory", root, &e))?.file_name();
-        found.extend(name.to_str().and_then(|name| name.parse::<DomainName>().ok()));
+        found.extend(name.to_str().and_then(name_of));
     }
     Ok(found)
+}
+
+/// The domain whose folder has this name. The default one has no folder.
+fn name_of(folder: &str) -> Option<DomainName> {
+    folder.parse().ok().filter(|name: &DomainName| !name.is_default())
 }
 
 /// Whether something lies at `path`. A disk that cannot be read is an error: a domain whose marker
