@@ -31,6 +31,8 @@ const STATISTICS: usize = 3;
 pub(crate) const STATISTICS_OF_DOMAIN: usize = STATISTICS - 1;
 /// KiB that all slowly arriving JSON bodies may hold together.
 const SLOW_KIB: usize = 32 << 10;
+/// KiB that all large OCI manifests may take while they are sent.
+const SENT_KIB: usize = 64 << 10;
 /// Verifications at once, each of which reads a complete snapshot. Others are refused with
 /// `Retry-After`.
 const VERIFICATIONS: usize = 2;
@@ -89,6 +91,8 @@ pub(crate) struct Inner {
     pub(crate) max_frames_bytes: u64,
     bodies: Arc<Semaphore>,
     documents: Arc<Semaphore>,
+    /// KiB of manifests that their clients are taking.
+    manifests: Arc<Semaphore>,
     statistics: Arc<Semaphore>,
     verifications: Arc<Semaphore>,
     scrubs: Arc<Semaphore>,
@@ -130,6 +134,7 @@ impl App {
             max_frames_bytes: config.max_frames_bytes,
             bodies: Arc::new(Semaphore::new(LARGE)),
             documents: Arc::new(Semaphore::new(LARGE)),
+            manifests: Arc::new(Semaphore::new(SENT_KIB)),
             statistics: Arc::new(Semaphore::new(STATISTICS)),
             verifications: Arc::new(Semaphore::new(VERIFICATIONS)),
             scrubs,
@@ -146,6 +151,18 @@ impl Inner {
     /// A permit to hold the documents of a snapshot.
     pub(crate) async fn documents(&self) -> Result<OwnedSemaphorePermit, ApiError> {
         wait_for(&self.documents, self.queue, "the registry reads as many documents as it may; try again in a moment").await
+    }
+
+    /// A permit to send a manifest of this many bytes, which its client may take slowly.
+    pub(crate) async fn sent_manifest(&self, bytes: u64) -> Result<OwnedSemaphorePermit, ApiError> {
+        let kib = u32::try_from(bytes.div_ceil(1 << 10)).unwrap_or(u32::MAX).min(SENT_KIB as u32);
+        match tokio::time::timeout(self.queue, Arc::clone(&self.manifests).acquire_many_owned(kib)).await {
+            Ok(permit) => permit.map_err(|e| ApiError::internal(e.to_string())),
+            Err(_) => {
+                let detail = "slow clients take as many large manifests as may be in memory; try again in a moment";
+                Err(ApiError::new(ErrorCode::Overloaded, detail))
+            }
+        }
     }
 
     /// The permits to compute statistics of a domain, of which those of a large store take minutes:

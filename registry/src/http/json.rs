@@ -7,8 +7,9 @@
 use crate::app::App;
 use crate::http::body::is_stall;
 use crate::http::media_type;
+use crate::http::permit::RequestPermit;
 use crate::problem::ApiError;
-use axum::body::{Body, HttpBody as _};
+use axum::body::HttpBody as _;
 use axum::extract::{FromRequest, Request};
 use futures::StreamExt as _;
 use pfr_schema::ErrorCode;
@@ -40,7 +41,7 @@ impl<T: DeserializeOwned + Send + 'static> FromRequest<App> for JsonBody<T> {
 
     async fn from_request(request: Request, app: &App) -> Result<Self, ApiError> {
         media_type::check(&request, "application/json")?;
-        let CompleteBody { bytes, permit, .. } = read_within(request.into_body(), app, app.max_json_bytes).await?;
+        let CompleteBody { bytes, permit, .. } = read_within(request, app, app.max_json_bytes).await?;
         let value = if bytes.len() <= SMALL_BODY {
             parse(&bytes)?
         } else {
@@ -65,11 +66,14 @@ pub(crate) struct CompleteBody {
     _slow: Option<OwnedSemaphorePermit>,
 }
 
-/// Reads a body of at most `limit` bytes.
+/// Reads a body of at most `limit` bytes. While it waits for memory, others may have the permit of
+/// the request.
 ///
 /// # Errors
 /// `too_large`, `timeout`, `overloaded`, `invalid_request`.
-pub(crate) async fn read_within(body: Body, app: &App, limit: usize) -> Result<CompleteBody, ApiError> {
+pub(crate) async fn read_within(request: Request, app: &App, limit: usize) -> Result<CompleteBody, ApiError> {
+    let (mut parts, body) = request.into_parts();
+    let own = parts.extensions.remove::<RequestPermit>().ok_or_else(|| ApiError::internal("a request without a permit".to_owned()))?;
     let hint = body.size_hint();
     if hint.lower() > limit as u64 {
         return Err(too_large(hint.lower(), limit));
@@ -90,8 +94,8 @@ pub(crate) async fn read_within(body: Body, app: &App, limit: usize) -> Result<C
             if waited >= app.json_time {
                 return Err(ApiError::stalled());
             }
-            slow = Some(room(app, bytes.len().max(STEP)).await?);
-            permit = None;
+            let room = room(app, bytes.len().max(STEP), permit.is_some());
+            (slow, permit) = (Some(own.without(room).await?), None);
             continue;
         };
         let Some(piece) = received else { break };
@@ -110,28 +114,30 @@ pub(crate) async fn read_within(body: Body, app: &App, limit: usize) -> Result<C
             Some(slow) => {
                 let lacking = bytes.len().div_ceil(1 << 10).saturating_sub(slow.num_permits());
                 if lacking > 0 {
-                    slow.merge(room(app, (lacking << 10).max(STEP)).await?);
+                    slow.merge(own.without(room(app, (lacking << 10).max(STEP), false)).await?);
                 }
             }
             None if is_late => {
-                slow = Some(room(app, bytes.len().max(STEP)).await?);
-                permit = None;
+                let room = room(app, bytes.len().max(STEP), permit.is_some());
+                (slow, permit) = (Some(own.without(room).await?), None);
             }
-            None if large && permit.is_none() => permit = Some(app.large_body().await?),
+            None if large && permit.is_none() => permit = Some(own.without(app.large_body()).await?),
             None => {}
         }
     }
     if bytes.len() > SMALL_BODY && permit.is_none() {
-        permit = Some(app.large_body().await?);
+        permit = Some(own.without(app.large_body()).await?);
     }
     Ok(CompleteBody { bytes, permit, _slow: slow })
 }
 
-/// A permit to hold this many bytes of a slow body.
-async fn room(app: &App, bytes: usize) -> Result<OwnedSemaphorePermit, ApiError> {
+/// A permit to hold this many bytes of a slow body. A body that `is_large` has one of few permits
+/// meanwhile, for which others wait: it waits for no room.
+async fn room(app: &App, bytes: usize, is_large: bool) -> Result<OwnedSemaphorePermit, ApiError> {
+    let limit = if is_large { Duration::ZERO } else { app.queue };
     let kib = u32::try_from(bytes.div_ceil(1 << 10)).unwrap_or(u32::MAX);
     let leave = Arc::clone(&app.slow_bodies).acquire_many_owned(kib);
-    match tokio::time::timeout(app.queue, leave).await {
+    match tokio::time::timeout(limit, leave).await {
         Ok(leave) => leave.map_err(|e| ApiError::internal(e.to_string())),
         Err(_) => {
             let detail = "this request body comes slowly, and slow ones hold as much memory as they may; try again in a moment";

@@ -1,11 +1,13 @@
 //! A request's permit among those that the registry works on at once. A request that waits for its
-//! client gives its permit back.
+//! client, or for memory that slow clients have, gives its permit back.
 
 use crate::http::connections::{Activity, Connection};
 use crate::problem::ApiError;
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use pfr_schema::ErrorCode;
+use std::future::poll_fn;
+use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -57,6 +59,19 @@ impl RequestPermit {
     pub(crate) fn leave(&self) {
         self.set(Activity::Waiting);
         self.held().permit = None;
+    }
+
+    /// Waits for `room` without the permit, unless `room` is there at once: another request may
+    /// have the permit while this one waits for memory.
+    pub(crate) async fn without<T>(&self, room: impl Future<Output = T>) -> T {
+        let mut room = pin!(room);
+        if let Poll::Ready(room) = futures::poll!(room.as_mut()) {
+            return room;
+        }
+        self.held().permit = None;
+        let room = room.await;
+        poll_fn(|cx| self.poll_return(cx)).await;
+        room
     }
 
     /// The client has sent something. Ready when the request has a permit again.

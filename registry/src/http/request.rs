@@ -99,6 +99,7 @@ async fn answer(app: App, request: Request, next: Next, id: String, route: Strin
     let trail = Trail::new(&app.audit, &method, &route, &id, from, caller.clone());
     parts.extensions.insert(caller.clone());
     parts.extensions.insert(trail.clone());
+    parts.extensions.insert(permit.clone());
     if STREAMS.contains(&route.as_str()) {
         parts.extensions.insert(throttled.clone());
     }

@@ -7,10 +7,11 @@ use crate::auth::{Access, Delete, Pull, Push};
 use crate::http::conditions::{etag, not_modified};
 use crate::http::json::read_within;
 use crate::http::path::Path;
+use crate::http::permit::RequestPermit;
 use crate::http::query::Query;
 use crate::problem::ApiError;
 use axum::body::{Body, Bytes};
-use axum::extract::{Request, State};
+use axum::extract::{Extension, Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 use pfr_schema::snapshot::MAX_BYTES;
@@ -23,7 +24,7 @@ const SUBJECT: HeaderName = HeaderName::from_static("oci-subject");
 const TAGGED: HeaderName = HeaderName::from_static("oci-tag");
 /// Tags in one request.
 const TAGS: usize = 100;
-/// Bytes above which a manifest is in memory only with a permit, until it was sent.
+/// Bytes above which a manifest is read with a permit, and counts until it was sent.
 const SMALL: u64 = 64 << 10;
 
 /// A manifest of a repository.
@@ -43,6 +44,7 @@ pub(crate) async fn get(
     Access { to: repository, domain, .. }: Access<Pull>,
     Path(name): Path<ManifestName>,
     State(app): State<App>,
+    Extension(own): Extension<RequestPermit>,
     method: Method,
     headers: HeaderMap,
 ) -> Answer<Response> {
@@ -51,7 +53,10 @@ pub(crate) async fn get(
     if not_modified(&headers, &digest) {
         return Ok((StatusCode::NOT_MODIFIED, named).into_response());
     }
-    let permit = if size > SMALL { Some(app.documents().await?) } else { None };
+    let is_large = size > SMALL;
+    // Its client may take it slowly. Readers of other documents do not wait for that.
+    let room = if is_large && method == Method::GET { Some(own.without(app.sent_manifest(size)).await?) } else { None };
+    let _permit = if is_large { Some(app.documents().await?) } else { None };
     let (bytes, image) = match domain.store.read_image(&digest).await {
         // As a damaged blob: the push that asks so heals it.
         Err(Error::Corrupt { .. }) if method == Method::HEAD => {
@@ -59,7 +64,7 @@ pub(crate) async fn get(
         }
         read => read?,
     };
-    let body = if method == Method::GET { Body::from(Bytes::from_owner(Kept { bytes, _permit: permit })) } else { Body::empty() };
+    let body = if method == Method::GET { Body::from(Bytes::from_owner(Kept { bytes, _room: room })) } else { Body::empty() };
     let mut response = (named, body).into_response();
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, value(&image.media_type));
@@ -68,10 +73,10 @@ pub(crate) async fn get(
     Ok(response)
 }
 
-/// A manifest that is being sent, and its permit until then.
+/// A manifest that is being sent, and the room that it takes until then.
 struct Kept {
     bytes: Bytes,
-    _permit: Option<OwnedSemaphorePermit>,
+    _room: Option<OwnedSemaphorePermit>,
 }
 
 impl AsRef<[u8]> for Kept {
@@ -92,7 +97,7 @@ pub(crate) async fn put(
         ManifestName::Digest(digest) => (Some(digest), tags_of(&request)?),
     };
     let said = request.headers().get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).map(str::to_owned);
-    let body = read_within(request.into_body(), &app, usize::try_from(MAX_BYTES).unwrap_or(usize::MAX)).await?;
+    let body = read_within(request, &app, usize::try_from(MAX_BYTES).unwrap_or(usize::MAX)).await?;
     let image = Image::describe(&body.bytes, &domain.store.options().limits)?;
     if let Some(said) = said.as_deref().and_then(|said| said.split(';').next()).map(str::trim)
         && !said.is_empty()

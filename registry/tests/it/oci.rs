@@ -6,6 +6,9 @@ use pfr_schema::{AccessToken, Digest, media_type};
 use pfr_store::Damage;
 use reqwest::{Method, RequestBuilder, Response, StatusCode};
 use serde_json::{Value, json};
+use std::time::{Duration, Instant};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpSocket;
 
 /// A repository, as the clients of this API write it.
 const NAME: &str = "/v2/team/agent";
@@ -344,6 +347,34 @@ async fn an_upload_that_stalls_is_cut_and_goes_on_where_it_was() {
     let digest = Digest::sha256(b"one three");
     let done = send(registry.request(Method::PUT, &format!("{location}?digest={digest}"))).await;
     assert_eq!(done.status(), StatusCode::CREATED);
+}
+
+/// Four large documents are read at once. Those that were read are not counted, however long their
+/// clients take.
+#[tokio::test]
+async fn slow_readers_of_large_manifests_do_not_hold_up_other_documents() {
+    let registry = Registry::start_with(|config| config.queue_seconds = 30).await;
+    put_blob(&registry, NAME, b"{}").await;
+    let document = image(None, &"large ".repeat(600_000));
+    assert_eq!(put_manifest(&registry, &format!("{NAME}/manifests/large"), &document).await.status(), StatusCode::CREATED);
+    let sample = snapshot(0..2, vec![]);
+    registry.push(REPO, &sample, Some("latest")).await;
+    let mut slow = Vec::new();
+    for _ in 0..12 {
+        let socket = TcpSocket::new_v4().expect("a socket");
+        socket.set_recv_buffer_size(4096).expect("a small buffer");
+        let mut stream = socket.connect(registry.address).await.expect("a connection");
+        let head = format!("GET {NAME}/manifests/large HTTP/1.1\r\nhost: localhost\r\n\r\n");
+        stream.write_all(head.as_bytes()).await.expect("written");
+        let mut answer = [0; 15];
+        stream.read_exact(&mut answer).await.expect("an answer");
+        assert_eq!(&answer, b"HTTP/1.1 200 OK");
+        slow.push(stream);
+    }
+    let begun = Instant::now();
+    let path = format!("/v1/repositories/{REPO}/snapshots/{}", sample.manifest);
+    assert_eq!(registry.get(&path).await.status(), StatusCode::OK);
+    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
 }
 
 #[tokio::test]
