@@ -10,6 +10,7 @@ use pfr_schema::agent::{
 use pfr_schema::api::Problem;
 use reqwest::{RequestBuilder, Url};
 use serde::de::DeserializeOwned;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -208,6 +209,9 @@ impl AgentClient {
     }
 
     fn silent(&self, error: &reqwest::Error) -> Error {
+        if error.is_connect() && is_denied(error) {
+            return Error::io("reach the capture agent at", &self.socket)(io::ErrorKind::PermissionDenied.into());
+        }
         let (socket, reason) = (self.socket.clone(), reason(error));
         if error.is_connect() { Error::NoAgent { socket, reason } } else { Error::AgentGone { socket, reason } }
     }
@@ -222,4 +226,12 @@ fn url(segments: &[&str]) -> Result<Url> {
     let mut url = Url::parse("http://agent/v1").map_err(|e| Error::Internal(e.to_string()))?;
     url.path_segments_mut().map_err(|()| Error::Internal("an address without a path".to_owned()))?.extend(segments);
     Ok(url)
+}
+
+/// Whether the socket may not be used.
+fn is_denied(error: &reqwest::Error) -> bool {
+    let denied = |error: &&(dyn std::error::Error + 'static)| {
+        error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::PermissionDenied)
+    };
+    std::iter::successors(Some(error as &(dyn std::error::Error + 'static)), |error| error.source()).any(|error| denied(&error))
 }

@@ -1,9 +1,9 @@
 //! The output of `--json`, for all programs: one set of field names, times as text, and one shape
 //! of errors.
 //!
-//! The name of a size in bytes is `bytes` or ends in `_bytes`. Moments end in `_at` and are RFC
-//! 3339 in UTC. Documents that are stored (a manifest, a configuration, a page tree) are written as
-//! they are.
+//! The name of a size in bytes is `bytes` or ends in `_bytes`. Moments are `at` or end in `_at`,
+//! and are RFC 3339 in UTC. Documents that are stored (a manifest, a configuration, a page tree)
+//! are written as they are.
 
 use crate::human::rfc3339;
 use serde::Serialize;
@@ -35,7 +35,7 @@ fn field((name, value): (String, Value)) -> (String, Value) {
     if STORED.contains(&name.as_str()) {
         return (name, value);
     }
-    if let (true, Some(at)) = (name.ends_with("_at"), value.as_u64()) {
+    if let (true, Some(at)) = (name == "at" || name.ends_with("_at"), value.as_u64()) {
         return (name, Value::String(rfc3339(at)));
     }
     let sized = value.is_number() || value.as_array().is_some_and(|pair| pair.iter().all(Value::is_number));
@@ -79,12 +79,12 @@ mod tests {
     fn sizes_and_times_have_one_form_and_stored_documents_keep_theirs() {
         let given = json!({
             "snapshots": [{"pushed_at": 951_782_400_123_u64, "logical": 1, "new": 3, "tags": []}],
-            "bytes_sent": 4, "other_bytes_only": [5, 6], "bytes_only": [7, 8], "finished_at": null, "new": "text",
+            "at": 951_782_400_000_u64, "bytes_sent": 4, "other_bytes_only": [5, 6], "bytes_only": [7, 8], "finished_at": null, "new": "text",
             "config": {"created_at": 9, "bytes_x": 10}, "manifest": {"disk": 11},
         });
         let expected = json!({
             "snapshots": [{"pushed_at": "2000-02-29T00:00:00.123Z", "logical_bytes": 1, "new_bytes": 3, "tags": []}],
-            "sent_bytes": 4, "other_only_bytes": [5, 6], "only_bytes": [7, 8], "finished_at": null, "new": "text",
+            "at": "2000-02-29T00:00:00.000Z", "sent_bytes": 4, "other_only_bytes": [5, 6], "only_bytes": [7, 8], "finished_at": null, "new": "text",
             "config": {"created_at": 9, "bytes_x": 10}, "manifest": {"disk": 11},
         });
         assert_eq!(document(&given).unwrap(), expected);

@@ -64,5 +64,5 @@ pub use remote::{
 };
 pub use signing::{find_signature, public_keys};
 pub use site::Site;
-pub use size::ByteSize;
+pub use size::{ByteSize, scrub_rate};
 pub use tokens::{StoredTokens, TokenCheck, same_registry, same_server};

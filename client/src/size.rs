@@ -1,5 +1,6 @@
 //! Sizes in bytes, as users write them in options and settings.
 
+use pfr_schema::api::LEAST_SCRUB_RATE;
 use serde::de::{Error, Visitor};
 use serde::{Deserialize, Deserializer};
 use std::fmt;
@@ -45,6 +46,19 @@ impl FromStr for ByteSize {
         };
         Ok(Self(bytes))
     }
+}
+
+/// The rate of a scrub, in bytes per second, from the command line.
+///
+/// # Errors
+/// It is no size, or a scrub would not end: the reason.
+pub fn scrub_rate(text: &str) -> Result<ByteSize, String> {
+    let rate: ByteSize = text.parse()?;
+    if rate.0 < LEAST_SCRUB_RATE {
+        let least = crate::human::bytes(LEAST_SCRUB_RATE);
+        return Err(format!("expected {least} a second or more, such as 100MB, found {text:?}; leave it out for no limit"));
+    }
+    Ok(rate)
 }
 
 impl<'de> Deserialize<'de> for ByteSize {

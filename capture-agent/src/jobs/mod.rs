@@ -93,7 +93,7 @@ impl Jobs {
         let mut jobs = files.load().await?;
         for job in jobs.values_mut().filter(|job| job.state.is_open()) {
             job.state = JobState::Interrupted;
-            (job.note, job.ended_at) = (None, Some(store.options().clock.now()));
+            (job.note, job.finished_at) = (None, Some(store.options().clock.now()));
             // A start needs no free space. The next start finds the job under way again, and says
             // the same of it.
             if let Err(error) = files.write(job).await {
@@ -123,7 +123,7 @@ impl Jobs {
     /// first.
     pub(crate) fn recent(&self, since: u64) -> Vec<Job> {
         let jobs = self.0.jobs.lock();
-        let is_recent = |job: &Job| job.state.is_open() || job.ended_at.is_some_and(|at| at >= since);
+        let is_recent = |job: &Job| job.state.is_open() || job.finished_at.is_some_and(|at| at >= since);
         jobs.values().filter(|entry| is_recent(&entry.job)).map(Entry::now).collect()
     }
 
@@ -207,7 +207,7 @@ impl Jobs {
             self.0.jobs.lock().remove(&job.id);
             return Err(error);
         }
-        self.0.forget(job.begun_at).await;
+        self.0.forget(job.started_at).await;
         self.0.tell();
         Ok(handle)
     }
@@ -219,7 +219,7 @@ impl Jobs {
             let mut jobs = self.0.jobs.lock();
             let Some(entry) = jobs.get_mut(id) else { return };
             let mut job = entry.now();
-            (job.note, job.seconds_left, job.ended_at) = (None, None, Some(now));
+            (job.note, job.seconds_left, job.finished_at) = (None, None, Some(now));
             job.state = match outcome {
                 Err(Ending::Cancelled) => JobState::Cancelled,
                 Err(Ending::Failed(error)) => {
@@ -260,7 +260,7 @@ impl Inner {
             let least = now.saturating_sub(REMEMBERED_FOR.as_millis() as u64);
             let beyond = jobs.values().filter(|entry| ended(entry)).count().saturating_sub(REMEMBERED);
             let listed = jobs.values().filter(|entry| ended(entry)).enumerate();
-            let old = listed.filter(|(number, entry)| *number < beyond || entry.job.ended_at.is_some_and(|at| at < least));
+            let old = listed.filter(|(number, entry)| *number < beyond || entry.job.finished_at.is_some_and(|at| at < least));
             let old: Vec<String> = old.map(|(_, entry)| entry.job.id.clone()).collect();
             old.iter().for_each(|id| drop(jobs.remove(id)));
             old
@@ -290,8 +290,8 @@ impl Agent {
             id: uuid::Uuid::now_v7().to_string(),
             request: request.clone(),
             state: JobState::Planned,
-            begun_at: self.store().options().clock.now(),
-            ended_at: None,
+            started_at: self.store().options().clock.now(),
+            finished_at: None,
             bytes_done: 0,
             bytes_total: 0,
             rate: None,

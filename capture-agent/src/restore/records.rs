@@ -264,9 +264,12 @@ impl Entry {
     }
 }
 
-/// The beginning of a text.
+/// A text, or its beginning and an ellipsis.
 fn short(text: &str) -> String {
-    text[..text.floor_char_boundary(TEXT)].to_owned()
+    if text.len() <= TEXT {
+        return text.to_owned();
+    }
+    format!("{}…", &text[..text.floor_char_boundary(TEXT - '…'.len_utf8())])
 }
 
 #[cfg(test)]
@@ -395,8 +398,10 @@ mod tests {
         let list = records.list("e", usize::MAX).unwrap();
         assert_eq!((list.len(), list[0].noted_at, list[1].noted_at), (RECORDS, 9999, 2 * RECORDS as u64 - 1));
         assert_eq!((list[0].seconds, list[0].code), (Some(0.5), Some(unknown.code())));
-        let lengths = [&list[1].reference, &list[1].error].map(|text| text.as_ref().map(String::len));
-        assert_eq!(lengths, [Some(TEXT), Some(TEXT)]);
+        for text in [&list[1].reference, &list[1].error] {
+            let text = text.as_ref().unwrap();
+            assert!((TEXT - 1..=TEXT).contains(&text.len()) && text.ends_with("ö…"), "{text}");
+        }
         for engine in 0..2 * ENGINES.get() {
             records.ended(1, &engine.to_string(), "x", 0.0, Err(&Error::Ended));
         }

@@ -243,7 +243,7 @@ async fn an_agent_with_an_unfinished_job_starts_on_a_full_disk() {
     drop(Agent::open(settings.clone()).await.unwrap());
     // Only the folder of the jobs is full: the store has a reserve of its own.
     let Some(disk) = SmallDisk::mount(&settings.jobs_dir(), 1) else { return };
-    let job = json!({"id": "one", "request": {"kind": "warm", "references": ["team/one"]}, "state": "running", "begun_at": 1});
+    let job = json!({"id": "one", "request": {"kind": "warm", "references": ["team/one"]}, "state": "running", "started_at": 1});
     std::fs::write(disk.path().join("one.json"), job.to_string()).unwrap();
     let mut filler = std::fs::File::create(disk.path().join("filler")).unwrap();
     while filler.write_all(&[1; 4096]).is_ok() {}
@@ -328,7 +328,7 @@ async fn a_cancelled_job_ends_and_the_same_request_does_the_rest() {
     until("it asks for frames", || front.seen().iter().any(asks_for_frames)).await;
     assert_eq!(b.agent.jobs().get(&job.id).unwrap().state, JobState::Running);
     let cancelled = tokio::time::timeout(Duration::from_secs(20), b.agent.jobs().cancel(&job.id)).await.expect("it ends").unwrap();
-    assert!(cancelled.state == JobState::Cancelled && cancelled.ended_at.is_some(), "{cancelled:?}");
+    assert!(cancelled.state == JobState::Cancelled && cancelled.finished_at.is_some(), "{cancelled:?}");
     assert_eq!(b.agent.jobs().cancel(&job.id).await.unwrap(), cancelled, "an end is an end");
     assert_eq!(b.agent.jobs().cancel("none").await.unwrap_err().code(), ErrorCode::NotFound);
     assert!(b.agent.store().resolve(&"team/one".parse().unwrap(), &"latest".parse().unwrap()).await.is_err());

@@ -59,10 +59,10 @@ async fn the_registry_learns_of_engines_and_of_drains() {
     let begun = host.agent.begin(JobRequest::Drain(request)).await.unwrap();
     let ended = host.agent.jobs().wait(&begun.id).await.unwrap();
     assert_eq!(ended.state, JobState::Done, "{ended:?}");
-    let drained = reported(&remote, "its drain has ended", |agent| agent.report.jobs.iter().any(|job| job.ended_at.is_some())).await;
+    let drained = reported(&remote, "its drain has ended", |agent| agent.report.jobs.iter().any(|job| job.finished_at.is_some())).await;
     let [job] = &drained.report.jobs[..] else { panic!("one job in {drained:?}") };
     assert_eq!((job.id.as_str(), job.kind, job.about.as_ref()), (begun.id.as_str(), AgentJobKind::Drain, Some(&repository)));
-    assert_eq!((job.state, job.bytes_done, job.ended_at), (JobState::Done, ended.bytes_done, ended.ended_at));
+    assert_eq!((job.state, job.bytes_done, job.finished_at), (JobState::Done, ended.bytes_done, ended.finished_at));
     reports.abort();
 }
 

@@ -322,7 +322,7 @@ class Job:
     id: str
     state: Literal["planned", "running", "done", "failed", "cancelled", "interrupted"]
     request: dict[str, Any]
-    begun_at: datetime = field(metadata={"read": _text_time})
+    started_at: datetime = field(metadata={"read": _text_time})
     bytes_done: int = _named("done_bytes")
     bytes_total: int = _named("total_bytes")
     seconds_left: float | None = None

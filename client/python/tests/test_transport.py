@@ -308,7 +308,7 @@ class Events(Case):
 
 class Agent(Case):
     def test_work_of_the_agent_is_asked_of_pf(self) -> None:
-        job: dict[str, Any] = {"id": "j", "request": {"kind": "warm"}, "state": "running", "begun_at": "2000-02-29T00:00:00.123Z"}
+        job: dict[str, Any] = {"id": "j", "request": {"kind": "warm"}, "state": "running", "started_at": "2000-02-29T00:00:00.123Z"}
         job |= {"done_bytes": 1, "total_bytes": 2, "later": 3}
         drain = {"plan": [], "done": [], "failed": [], "bytes": 4, "recompute_tokens": 5, "recompute_seconds": 2.5}
         said = {"warm": job, "drain": drain, "jobs": {"jobs": [job]}}
@@ -322,7 +322,7 @@ class Agent(Case):
         client = Client("http://127.0.0.1:1", program="/bin/true")
         with mock.patch("pf_client.program.run", run):
             warm = client.warm("team/*:latest", "x", newest=3, keep_seconds=60, max_bytes=7, engine="e", wait=False, agent=folder / "s")
-            self.assertEqual((warm.id, warm.bytes_total, warm.begun_at.microsecond), ("j", 2, 123_000))
+            self.assertEqual((warm.id, warm.bytes_total, warm.started_at.microsecond), ("j", 2, 123_000))
             client.warm("x", prefill_tokens_per_second=2000, plan=True)
             planned = client.drain("team/evacuated", plan=True, prefill_tokens_per_second=2.0, wait_seconds=9)
             self.assertEqual((planned.bytes, planned.recompute_seconds), (4, 2.5))

@@ -1,12 +1,12 @@
 //! The configuration of a command: registry, token, local store, and output. Flags win over the
 //! environment, which wins over the file.
 
-use super::args::{Global, Where};
+use super::args::{Global, Repositories, Where};
 use super::config::{DEFAULT_REGISTRY, Overrides, agent_socket, store_dir};
 use super::failure::{Failure, without_host};
 use super::output::Out;
 use super::progress;
-use super::suggest::{Flags, Suggestion};
+use super::suggest::{CONFIG, Flags, Suggestion};
 use super::usage;
 use parking_lot::Mutex;
 use pfr_client::export::PlaceOptions;
@@ -62,7 +62,7 @@ impl Context {
     /// The context of this process.
     pub fn new(global: Global) -> Result<Self, Failure> {
         let dirs = UserDirs::of_process();
-        let file = std::env::var_os("PF_CONFIG").filter(|path| !path.is_empty()).map(PathBuf::from);
+        let file = std::env::var_os(CONFIG).filter(|path| !path.is_empty()).map(PathBuf::from);
         let file = Overrides::load(file.as_deref(), &dirs)?;
         let mut given = global.settings.clone();
         // A flag without a value counts as not given.
@@ -73,7 +73,8 @@ impl Context {
         given.token_over_http =
             std::env::var("PF_TOKEN_OVER_HTTP").ok().filter(|text| !text.is_empty()).map(|text| text == "1" || text == "true");
         let (registry, store, tls_ca) = (given.registry.clone(), given.store.clone(), given.tls_ca.clone());
-        let flags = Flags { registry, store, tls_ca, ..Flags::default() };
+        let places = Flags::places_of(|name| std::env::var_os(name));
+        let flags = Flags { registry, store, tls_ca, places, ..Flags::default() };
         let names_registry = given.registry.is_some() && usage::has_flag(std::env::args_os(), "--registry");
         let settings = Settings::resolve(given, file, &dirs);
         let (out, json, quiet) = (Out::stdout(), global.json, global.quiet);
@@ -223,6 +224,30 @@ impl Context {
             });
         }
         Ok(Site::Store(self.existing_store().await?))
+    }
+
+    /// The site of the repositories that patterns match: the local store, or the registry that they
+    /// name.
+    pub async fn site_of(&self, at: Where, repositories: &[Repositories]) -> Result<Site, Failure> {
+        let mut registries = repositories.iter().map(|repositories| repositories.registry.as_deref());
+        let registry = registries.next().flatten();
+        if registries.any(|other| other != registry) {
+            return Err(Failure::usage("the repositories are in several registries; one command changes one of them"));
+        }
+        match registry {
+            Some(url) if at.local => {
+                Err(Failure::usage(format!("--local means the local store, but the repositories are named with the registry {url}")))
+            }
+            Some(_) => Ok(Site::Registry(self.remote_of(registry)?)),
+            None => self.site(at, None).await,
+        }
+    }
+
+    /// The registry at `named`, or else the configured one.
+    pub fn remote_of(&self, named: Option<&str>) -> Result<Remote, Failure> {
+        let Some(url) = named else { return self.remote(None) };
+        self.flags.borrow_mut().registry = Some(url.to_owned());
+        self.remote_at(url, self.settings.token_for(url)?)
     }
 
     /// The capture agent of this host: the one at `given`, or the configured one. A registry on the

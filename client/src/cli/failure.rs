@@ -301,8 +301,8 @@ pub fn hint(code: ErrorCode) -> Option<Advice> {
         ErrorCode::StorageFull => full(
             "on the registry's disk",
             |command| command,
-            "collects what was deleted, which leaves the disk when the grace period is over, or at once by `pf-registry gc --grace 0` on the \
-             registry's machine",
+            "collects what was deleted, which leaves the disk when the grace period is over, or at once by `pf-registry gc --grace 0 \
+             --data DIR` on the registry's machine",
         ),
         ErrorCode::QuotaExceeded => full("in the domain, or ask the registry's operator for more", |command| command, FREES),
         ErrorCode::Unauthorized => Suggestion::new("login").then(

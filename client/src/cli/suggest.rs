@@ -6,8 +6,16 @@
 //! running command. No other text may spell a command of `pf`; a test reads the sources for it.
 
 use pfr_schema::RepositoryName;
+use std::ffi::OsString;
 use std::fmt::{self, Display, Write as _};
 use std::path::PathBuf;
+
+/// Names the configuration file.
+pub const CONFIG: &str = "PF_CONFIG";
+/// Where the configuration is, if that is not set.
+const CONFIG_HOME: &str = "XDG_CONFIG_HOME";
+/// Where the default local store is.
+const DATA_HOME: &str = "XDG_DATA_HOME";
 
 /// The stores of the running command, as its command line or environment gives them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -24,6 +32,17 @@ pub struct Flags {
     pub local: bool,
     /// Repository of the last reference.
     pub repository: Option<RepositoryName>,
+    /// The variables that say where the configuration and the default store are, if they are set:
+    /// they may be set for this command only.
+    pub places: Vec<(&'static str, String)>,
+}
+
+impl Flags {
+    /// The variables of [`Self::places`], as `environment` has them.
+    pub fn places_of(environment: impl Fn(&str) -> Option<OsString>) -> Vec<(&'static str, String)> {
+        let set = |name| Some((name, environment(name).filter(|value| !value.is_empty())?.to_string_lossy().into_owned()));
+        [CONFIG, CONFIG_HOME, DATA_HOME].into_iter().filter_map(set).collect()
+    }
 }
 
 /// The stores of a suggested command, which decide the flags that it needs.
@@ -105,12 +124,21 @@ impl Suggestion {
 
     /// The command line, with these flags.
     pub fn render(&self, flags: &Flags) -> String {
-        let mut words = vec!["pf".to_owned()];
+        let local = self.scope == Scope::Local || (self.scope == Scope::Here && flags.local);
+        let stored = local || self.scope == Scope::Both;
+        let decides = |name: &str| match name {
+            // A configuration file that is named makes the default one not matter.
+            CONFIG_HOME => flags.places.iter().all(|(name, _)| *name != CONFIG),
+            DATA_HOME => stored && flags.store.is_none(),
+            _ => true,
+        };
+        let places = flags.places.iter().filter(|(name, _)| self.scope != Scope::Nowhere && decides(name));
+        let mut words: Vec<String> = places.map(|(name, value)| format!("{name}={}", quoted(value))).collect();
+        words.push("pf".to_owned());
         words.extend(self.words.iter().map(|word| quoted(word)));
         if let Some(repository) = flags.repository.as_ref().filter(|_| self.in_repository) {
             words.push(repository.to_string());
         }
-        let local = self.scope == Scope::Local || (self.scope == Scope::Here && flags.local);
         let registry = !local && !matches!(self.scope, Scope::Agent | Scope::Nowhere);
         if local {
             words.push("--local".to_owned());
@@ -122,7 +150,7 @@ impl Suggestion {
         };
         flag("--registry", flags.registry.clone().filter(|_| registry && !self.names_registry));
         flag("--tls-ca", flags.tls_ca.as_ref().filter(|_| registry).map(|path| path.display().to_string()));
-        let store = flags.store.as_ref().filter(|_| local || self.scope == Scope::Both);
+        let store = flags.store.as_ref().filter(|_| stored);
         flag("--store", store.map(|path| path.display().to_string()));
         flag("--agent", flags.agent.as_ref().filter(|_| self.scope == Scope::Agent).map(|path| path.display().to_string()));
         words.join(" ")
@@ -207,7 +235,24 @@ mod tests {
             agent: Some("/a.sock".into()),
             local: true,
             repository: Some("team/agent".parse().unwrap()),
+            places: Vec::new(),
         }
+    }
+
+    #[test]
+    fn a_command_carries_the_places_that_the_environment_names_and_that_decide() {
+        let set = |names: &'static [&'static str]| {
+            let places = Flags::places_of(|name| names.contains(&name).then(|| format!("/a {name}").into()));
+            Flags { places, ..Flags::default() }
+        };
+        let (ls, pull) = (Suggestion::new("ls"), Suggestion::new("pull").both());
+        assert_eq!(set(&[]), Flags::default());
+        let all = set(&[CONFIG, CONFIG_HOME, DATA_HOME]);
+        assert_eq!(ls.render(&all), "PF_CONFIG='/a PF_CONFIG' pf ls");
+        assert_eq!(pull.render(&all), "PF_CONFIG='/a PF_CONFIG' XDG_DATA_HOME='/a XDG_DATA_HOME' pf pull");
+        assert_eq!(pull.render(&Flags { store: Some("/s".into()), ..all.clone() }), "PF_CONFIG='/a PF_CONFIG' pf pull --store /s");
+        assert_eq!(ls.render(&set(&[CONFIG_HOME, DATA_HOME])), "XDG_CONFIG_HOME='/a XDG_CONFIG_HOME' pf ls");
+        assert_eq!(Suggestion::help("rm").render(&all), "pf rm --help");
     }
 
     #[test]

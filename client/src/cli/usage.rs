@@ -110,7 +110,8 @@ pub fn given(arguments: impl Iterator<Item = OsString>, environment: impl Fn(&st
     }
     // A flag without a value counts as not given.
     let (registry, store) = (registry.filter(|url| !url.is_empty()), store.filter(|path| !path.is_empty()));
-    Flags { local, registry: registry.map(|url| url.to_string_lossy().into_owned()), store: store.map(Into::into), ..Flags::default() }
+    let registry = registry.map(|url| url.to_string_lossy().into_owned());
+    Flags { local, registry, store: store.map(Into::into), places: Flags::places_of(environment), ..Flags::default() }
 }
 
 fn unknown_command(error: &clap::Error) -> Option<String> {
@@ -142,7 +143,7 @@ fn tip(word: &str) -> Option<Advice> {
         "check" | "fsck" => Suggestion::help("verify")
             .then(" says how to check a snapshot, ")
             .run(Suggestion::new("scrub").here())
-            .text(" checks a whole store; `pf-registry fsck` checks a registry's tables"),
+            .text(" checks a whole store; `pf-registry fsck --data DIR` checks a registry's tables"),
         "branch" | "clone" => Suggestion::help("fork").then(" says how to make tags of one snapshot: no bytes move"),
         "serve" | "server" => "`pf-registry serve --data DIR` starts a registry".into(),
         _ => return None,
@@ -153,6 +154,7 @@ fn tip(word: &str) -> Option<Advice> {
 mod tests {
     use super::*;
     use crate::cli::args::Args;
+    use crate::cli::suggest::CONFIG;
     use clap::{CommandFactory as _, Parser as _};
 
     #[test]
@@ -170,7 +172,9 @@ mod tests {
 
     #[test]
     fn a_tip_means_the_stores_of_the_line_that_did_not_parse() {
-        let flags = |line: &[&str], environment: Option<&str>| given(line.iter().map(Into::into), |_| environment.map(Into::into));
+        let flags = |line: &[&str], environment: Option<&str>| {
+            given(line.iter().map(Into::into), |name| environment.filter(|_| name != CONFIG && !name.starts_with("XDG_")).map(Into::into))
+        };
         let shown = |flags: Flags| [Suggestion::new("ls").here().render(&flags), Suggestion::new("ls").local().render(&flags)];
         assert_eq!(shown(flags(&["pf", "images"], None)), ["pf ls", "pf ls --local"]);
         let both = flags(&["pf", "images", "--registry=http://r", "--store", "a b"], Some("http://environment"));

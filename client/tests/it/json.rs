@@ -245,7 +245,7 @@ async fn sizes_end_in_bytes_and_moments_are_rfc_3339_in_every_command() {
         "resident_bytes",
         "pulled_bytes",
         "total_bytes",
-        "begun_at",
+        "started_at",
         "noted_at",
         "keep_ends_at",
     ] {
@@ -278,6 +278,8 @@ async fn what_is_not_permitted_has_exit_code_6() {
     std::fs::write(closed.join("metadata.sqlite"), b"").unwrap();
     let path = |name: &str| dir.path().join(name).display().to_string();
     let (closed_store, new_store, new_dir) = (path("closed"), path("closed/new"), path("closed/out"));
+    let socket = path("closed/agent.sock");
+    let _agent = std::os::unix::net::UnixListener::bind(&socket).unwrap();
     std::fs::set_permissions(&closed, std::fs::Permissions::from_mode(0o000)).unwrap();
     open(0o755);
     for args in [
@@ -285,6 +287,7 @@ async fn what_is_not_permitted_has_exit_code_6() {
         &["pull", "team/agent:a", "--store", &new_store, "--registry", &registry.url],
         &["pull", "team/agent:a", &new_dir, "--store", "/nonexistent", "--registry", &registry.url],
         &["push", &closed_store, "team/agent:b", "--registry", &registry.url],
+        &["engines", "--agent", &socket],
     ] {
         let (code, stderr) = unprivileged(&program, dir.path(), args);
         assert!(code == 6 && stderr.contains("ermi"), "{args:?}: {code} {stderr}");

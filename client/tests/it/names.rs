@@ -227,7 +227,7 @@ async fn prune_by_tag_deletes_what_has_no_other_tags() {
 
 /// Every command that takes a reference, with `{R}` for the repository. `{X}` and `{BASE}` are the
 /// digests of two snapshots, cut short. Each row ends with the stores that it is for.
-const REFERENCES: [(&str, &str); 34] = [
+const REFERENCES: [(&str, &str); 37] = [
     ("inspect {R}:x", "registry local"),
     ("inspect {R}@{X}", "registry local"),
     ("inspect {R}@sha256:{X}", "registry local"),
@@ -235,6 +235,9 @@ const REFERENCES: [(&str, &str); 34] = [
     ("log {R}@{X}", "registry local"),
     ("ls {R}", "registry local"),
     ("stats {R}", "registry local"),
+    ("stats {R} --below @{X}", "registry local"),
+    ("events {R} --once", "registry"),
+    ("prune {R} --untagged --dry-run", "registry local"),
     ("diff {R}:x :base", "registry local"),
     ("diff {R}@{X} @{BASE}", "registry local"),
     ("diff {R}@{X} sha256:{BASE}", "registry local"),
@@ -325,6 +328,9 @@ async fn every_command_takes_a_host_without_a_scheme_and_a_digest_cut_short() {
             let expected = if args[0] == "match" { 5 } else { 0 };
             assert_eq!(code, expected, "{side}, by host {by_host}: {args:?}: {stdout}{stderr}");
             assert!(args[0] != "match" || stderr.contains("no snapshot in team/agent"), "{stderr}");
+            let named =
+                format!("verified team/agent{}", args.get(1).map_or("", |reference| reference.rsplit_once("agent").map_or("", |r| r.1)));
+            assert!(args[0] != "verify" || stdout.starts_with(&format!("{named}  ")), "{stdout}");
         }
         let local = Store::open(&dir.path().join("store"), Options::default()).await.unwrap();
         let left = tags(if side == "local" { &local } else { &registry.store }, &crate::common::repository()).await;

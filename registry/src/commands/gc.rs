@@ -4,7 +4,7 @@ use super::Settings;
 use super::tool::{NAMED, Which, on_store, print};
 use crate::Error;
 use clap::Args;
-use pfr_client::human::{bytes, count, number};
+use pfr_client::human::{bytes, count, number, until};
 use pfr_schema::api::GcReport;
 use pfr_service::few;
 use pfr_store::{GcOptions, GcTrigger};
@@ -35,10 +35,12 @@ pub(super) fn run(args: Gc) -> Result<(), Error> {
     let grace = Duration::from_secs(args.grace.unwrap_or(config.gc_grace_seconds));
     let options = GcOptions { trigger: GcTrigger::Command, dry_run: args.dry_run, grace, ..GcOptions::default() };
     on_store(&config, &args.which, async |store| {
-        let mut last = GcReport::default();
-        let done = store.gc(&options, &mut |report| last.clone_from(report)).await;
-        // The report is printed even if a step failed.
-        print(&last, args.json, text);
+        let mut last = None;
+        let done = store.gc(&options, &mut |report| last = Some(report.clone())).await;
+        // The report is printed even if a step failed, but not without a first step.
+        if let Some(last) = last {
+            print(&last, args.json, text);
+        }
         done.map(|_| ()).map_err(Error::Work)
     })
 }
@@ -50,8 +52,7 @@ fn text(r: &GcReport) -> String {
         deferred => format!("deferred         {} whose content is not known, for a day: run fsck\n", count(deferred, "node")),
     };
     let now = r.finished_at.unwrap_or(r.started_at);
-    let until =
-        |until: Option<u64>| until.map_or(String::new(), |until| format!(", for {} s more", until.saturating_sub(now).div_ceil(1000)));
+    let until = |then: Option<u64>| then.map_or(String::new(), |then| format!(", until {}", until(then, now)));
     let protected = match &r.protected {
         Some(p) if p.bytes > 0 => {
             let sessions: BTreeSet<&str> = p.sessions.iter().map(|s| s.repository.as_str()).collect();
@@ -68,7 +69,7 @@ fn text(r: &GcReport) -> String {
         "objects {would}freed   {} ({} of deleted snapshots, {} never committed), {}\n\
          packs {would}deleted   {}, {}\n\
          packs compacted  {}, and {} merged: {} copied\n\
-         grace period     {}{}\n{protected}{deferred}",
+         within grace     {}{}\n{protected}{deferred}",
         number(r.released + r.unclaimed),
         number(r.released),
         number(r.unclaimed),

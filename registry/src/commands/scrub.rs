@@ -5,7 +5,7 @@ use super::tool::{NAMED, Which, lines, on_store, print};
 use crate::{Error, mirror};
 use clap::Args;
 use pfr_client::human::{bytes, count};
-use pfr_client::{ByteSize, Remote, RemoteOptions};
+use pfr_client::{ByteSize, Remote, RemoteOptions, scrub_rate};
 use pfr_schema::api::{DamagedBlob, ScrubReport};
 use pfr_schema::{Digest, ErrorCode, Kind, RepositoryName};
 use pfr_service::{Secret, few};
@@ -22,7 +22,7 @@ pub(crate) struct Scrub {
     #[arg(long)]
     full: bool,
     /// Read at most this much per second, such as 100MB.
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", value_parser = scrub_rate)]
     rate: Option<ByteSize>,
     /// Another registry that has the same snapshots, to fetch damaged blobs from.
     #[arg(long, value_name = "URL")]

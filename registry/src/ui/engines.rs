@@ -159,7 +159,7 @@ fn table_of_jobs(agents: &[AgentInfo], now: u64) -> Markup {
                                 @if let Some(note) = &job.note { p { (note) } }
                             }
                             td { (bytes(job.bytes_done)) @if job.bytes_total > 0 { " of " (bytes(job.bytes_total)) } }
-                            td.wide { (ago(job.begun_at, now)) }
+                            td.wide { (ago(job.started_at, now)) }
                             td.wide { @if let Some(seconds) = job.seconds_left { (interval(seconds)) } @else { (none("not known")) } }
                         }
                     }

@@ -8,7 +8,7 @@ use crate::http::query::Query;
 use crate::problem::ApiError;
 use axum::Json;
 use axum::extract::State;
-use pfr_schema::api;
+use pfr_schema::api::{self, LEAST_SCRUB_RATE};
 use pfr_store::ScrubOptions;
 use serde::Deserialize;
 
@@ -24,8 +24,6 @@ pub(crate) struct ScrubQuery {
     rate: Option<u64>,
 }
 
-/// The lowest rate: a scrub that reads a byte per second would hold its permit for ever.
-const LEAST_RATE: u64 = 64 << 10;
 /// The highest rate: a higher one is a mistake.
 const HIGHEST_RATE: u64 = 1 << 40;
 
@@ -43,9 +41,9 @@ pub(crate) async fn scrub(
     State(app): State<App>,
     Query(query): Query<ScrubQuery>,
 ) -> Answer<Json<api::ScrubReport>> {
-    if let Some(rate) = query.rate.filter(|rate| !(LEAST_RATE..=HIGHEST_RATE).contains(rate)) {
+    if let Some(rate) = query.rate.filter(|rate| !(LEAST_SCRUB_RATE..=HIGHEST_RATE).contains(rate)) {
         return Err(ApiError::invalid(format!(
-            "expected a rate of {LEAST_RATE} bytes a second or more, {HIGHEST_RATE} at most, found {rate}; leave it out for no limit"
+            "expected a rate of {LEAST_SCRUB_RATE} bytes a second or more, {HIGHEST_RATE} at most, found {rate}; leave it out for no limit"
         )));
     }
     let _permit = app.scrub()?;

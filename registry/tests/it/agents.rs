@@ -18,7 +18,7 @@ fn report(version: &str) -> Value {
             "snapshots": 1, "restores": 0, "staged": 0,
         }],
         "jobs": [{
-            "id": "j", "kind": "drain", "about": "undisclosed/vault", "state": "failed", "begun_at": 1, "bytes_done": 5, "bytes_total": 9,
+            "id": "j", "kind": "drain", "about": "undisclosed/vault", "state": "failed", "started_at": 1, "bytes_done": 5, "bytes_total": 9,
             "note": "undisclosed/vault: no room",
         }],
     })

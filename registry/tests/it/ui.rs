@@ -260,7 +260,7 @@ async fn engines_and_drains_are_shown_as_reported_and_texts_of_agents_are_escape
     };
     let job = |kind: &str, state: &str, about: &str| {
         json!({
-            "id": "j", "kind": kind, "about": about, "state": state, "begun_at": 1, "bytes_done": 5_000_000, "bytes_total": 10_000_000,
+            "id": "j", "kind": kind, "about": about, "state": state, "started_at": 1, "bytes_done": 5_000_000, "bytes_total": 10_000_000,
             "seconds_left": 90, "note": about,
         })
     };

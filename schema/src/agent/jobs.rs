@@ -70,10 +70,10 @@ pub struct Job {
     /// How far it is.
     pub state: JobState,
     /// Milliseconds since 1970, UTC, of its begin.
-    pub begun_at: u64,
+    pub started_at: u64,
     /// The same of its end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub ended_at: Option<u64>,
+    pub finished_at: Option<u64>,
     /// Raw bytes that were fetched, or captured.
     #[serde(default)]
     pub bytes_done: u64,

@@ -79,11 +79,11 @@ api! {
         pub state: JobState,
         /// Milliseconds since 1970, UTC, of its begin.
         #[cfg_attr(feature = "openapi", schema(minimum = 0, maximum = 9_007_199_254_740_991_u64))]
-        pub begun_at: u64,
+        pub started_at: u64,
         /// The same of its end.
         #[cfg_attr(feature = "openapi", schema(minimum = 0, maximum = 9_007_199_254_740_991_u64))]
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        pub ended_at: Option<u64>,
+        pub finished_at: Option<u64>,
         /// Raw bytes that were fetched, or captured.
         #[cfg_attr(feature = "openapi", schema(minimum = 0, maximum = 9_007_199_254_740_991_u64))]
         pub bytes_done: u64,
@@ -200,8 +200,8 @@ impl AgentReport {
         }
         let of_engines = self.engines.iter().flat_map(|engine| [engine.snapshots, engine.restores, engine.staged]);
         let of_jobs = self.jobs.iter().flat_map(|job| {
-            let (ended_at, seconds_left) = (job.ended_at.unwrap_or_default(), job.seconds_left.unwrap_or_default());
-            [job.begun_at, ended_at, job.bytes_done, job.bytes_total, seconds_left]
+            let (finished_at, seconds_left) = (job.finished_at.unwrap_or_default(), job.seconds_left.unwrap_or_default());
+            [job.started_at, finished_at, job.bytes_done, job.bytes_total, seconds_left]
         });
         if let Some(found) = of_engines.chain(of_jobs).find(|number| *number > Self::MOST) {
             return fail("*", format!("numbers of at most {}", Self::MOST), found.to_string());
@@ -228,7 +228,7 @@ mod tests {
         json!({
             "version": "0.1.0", "interval_seconds": 30,
             "engines": [{"engine": "e", "fingerprint": fingerprint, "state": "ready", "snapshots": 1, "restores": 0, "staged": 0}],
-            "jobs": [{"id": "j", "kind": "drain", "about": "team/away", "state": "running", "begun_at": 1, "bytes_done": 2, "bytes_total": 3}],
+            "jobs": [{"id": "j", "kind": "drain", "about": "team/away", "state": "running", "started_at": 1, "bytes_done": 2, "bytes_total": 3}],
         })
     }
 

@@ -4,6 +4,9 @@ use crate::digest::Digest;
 use crate::name::DomainName;
 use serde::{Deserialize, Serialize};
 
+/// The lowest rate of a scrub, in bytes per second: one that reads a byte per second would not end.
+pub const LEAST_SCRUB_RATE: u64 = 64 << 10;
+
 api! {
     /// A blob whose bytes are bad.
     pub struct DamagedBlob {

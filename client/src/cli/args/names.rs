@@ -1,7 +1,7 @@
 //! Commands about snapshots and tags.
 
 use super::Where;
-use super::reference::{Expected, Relative, Target};
+use super::reference::{Expected, Relative, Repositories, Target};
 use crate::cli::completion::{references, repositories};
 use pfr_client::Age;
 use pfr_schema::{Pattern, Reference, Tag};
@@ -112,7 +112,7 @@ deleted snapshots referred to.";
 pub struct Prune {
     /// Repositories; `*` stands for anything
     #[arg(value_name = "REPOSITORY", required = true, add = repositories())]
-    pub repositories: Vec<Pattern>,
+    pub repositories: Vec<Repositories>,
     /// Keep the newest N of the selected snapshots of each repository
     #[arg(long, value_name = "N")]
     pub keep_last: Option<usize>,

@@ -147,6 +147,32 @@ impl FromStr for Target {
     }
 }
 
+/// The repositories that a pattern matches, in one registry.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Repositories {
+    /// The registry's base URL, if one is named.
+    pub registry: Option<String>,
+    /// What the names match.
+    pub pattern: Pattern,
+}
+
+impl FromStr for Repositories {
+    type Err = String;
+
+    /// Takes what a reference takes in front of its repository. A host has no `*`.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let plain = || text.parse().map(|pattern| Self { registry: None, pattern }).map_err(|e: FormatError| e.to_string());
+        // As long as the pattern, so that the pattern is as much of the end of `text`.
+        let Ok(named) = text.replace('*', "x").parse::<Reference>() else { return plain() };
+        let (host, pattern) = text.split_at(text.len().saturating_sub(named.repository.as_str().len()));
+        if named.selector.is_some() || host.contains('*') {
+            return plain();
+        }
+        let pattern = pattern.parse().map_err(|e: FormatError| e.to_string())?;
+        Ok(Self { registry: named.registry, pattern })
+    }
+}
+
 /// The repository that a reference without tag or digest names.
 pub fn repository_of(reference: &Reference) -> Result<RepositoryName, Failure> {
     if reference.selector.is_none() {
@@ -172,6 +198,26 @@ fn registry_meant(reference: &Reference) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_pattern_of_repositories_may_name_its_registry() {
+        let read = |text: &str| text.parse::<Repositories>().map(|read| (read.registry, read.pattern.to_string()));
+        for (text, registry, pattern) in [
+            ("*", None, "*"),
+            ("team/*", None, "team/*"),
+            ("-*", None, "-*"),
+            ("/my.team/*", None, "my.team/*"),
+            ("localhost:5077/team/a", Some("http://localhost:5077"), "team/a"),
+            ("localhost:5077/*", Some("http://localhost:5077"), "*"),
+            ("registry.example/domains/acme/te*m", Some("https://registry.example/domains/acme"), "te*m"),
+            ("http://127.0.0.1:1/team/*/x", Some("http://127.0.0.1:1"), "team/*/x"),
+        ] {
+            assert_eq!(read(text), Ok((registry.map(str::to_owned), pattern.to_owned())), "{text}");
+        }
+        for wrong in ["", "team/agent:x", "localhost:5077/team/agent:x", "http://*.example/team", "localhost:5077/", "http://r:1/a b"] {
+            assert!(read(wrong).is_err(), "{wrong}: {:?}", read(wrong));
+        }
+    }
 
     #[test]
     fn a_star_in_a_tag_is_a_pattern_and_nowhere_else() {

@@ -1,11 +1,11 @@
 //! Commands about a whole store, and about `pf` itself.
 
-use super::{Inside, Where};
+use super::{Inside, Repositories, Where};
 use crate::cli::completion::{references, repositories};
 use pfr_client::Age;
-use pfr_client::ByteSize;
+use pfr_client::{ByteSize, scrub_rate};
+use pfr_schema::Reference;
 use pfr_schema::api::{EventId, EventKind};
-use pfr_schema::{Pattern, Reference};
 use std::path::PathBuf;
 
 pub const STATS_EXAMPLES: &str = "\
@@ -137,7 +137,7 @@ pub struct Scrub {
     #[arg(long)]
     pub full: bool,
     /// Read at most this much per second
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", value_parser = scrub_rate)]
     pub rate: Option<ByteSize>,
     #[command(flatten)]
     pub at: Where,
@@ -226,7 +226,7 @@ registry keeps events (a week, unless it is set otherwise). With --json each eve
 pub struct Events {
     /// Only events of this repository; `*` stands for any characters
     #[arg(value_name = "REPOSITORY", add = repositories())]
-    pub repository: Option<Pattern>,
+    pub repository: Option<Repositories>,
     /// Only this kind: pushed, tagged, deleted or collected
     #[arg(long, value_name = "KIND")]
     pub kind: Option<EventKind>,

@@ -5,7 +5,7 @@ use crate::cli::args::{AgentAt, EnginesArgs, RestoresArgs, SequencesArgs};
 use crate::cli::context::Context;
 use crate::cli::failure::Failure;
 use crate::cli::output::Out;
-use crate::cli::output::human::{age, bytes, count, duration, now_ms, number, one_line};
+use crate::cli::output::human::{age, bytes, clip, count, duration, now_ms, number, one_line};
 use crate::cli::output::paint::Style;
 use crate::cli::output::table::{Column, Table};
 use crate::cli::suggest::Suggestion;
@@ -18,6 +18,9 @@ use pfr_schema::{AgentName, ErrorCode};
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::time::Duration;
+
+/// Columns of the error of a restore.
+const ERROR: usize = 100;
 
 /// `pf engines`.
 pub async fn engines(context: &mut Context, args: EnginesArgs) -> Result<(), Failure> {
@@ -342,7 +345,8 @@ fn outcome(record: &RestoreRecord) -> String {
         said += &format!(": {}", reason.name());
     }
     if let Some(error) = &record.error {
-        said += &format!(": {error}");
+        // Some go on for lines: what differs, and what was expected. `--json` has all of it.
+        said += &format!(": {}", clip(error.lines().next().unwrap_or_default(), ERROR));
     }
     said
 }

@@ -12,6 +12,7 @@ use serde_json::json;
 pub async fn run(context: &mut Context, args: Events) -> Result<(), Failure> {
     let Events { repository, kind, after, once } = args;
     let mut again = Suggestion::new("events");
+    let (registry, repository) = repository.map_or((None, None), |named| (named.registry, Some(named.pattern)));
     if let Some(pattern) = &repository {
         again = again.arg(pattern);
     }
@@ -21,7 +22,7 @@ pub async fn run(context: &mut Context, args: Events) -> Result<(), Failure> {
     if once {
         again = again.arg("--once");
     }
-    let mut events = context.remote(None)?.events(&EventFilter { repository, kind, after, once });
+    let mut events = context.remote_of(registry.as_deref())?.events(&EventFilter { repository, kind, after, once });
     while let Some(followed) = events.next().await? {
         match followed {
             Followed::Event(event) if context.json => context.out.json(&event)?,

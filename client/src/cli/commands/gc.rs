@@ -172,7 +172,17 @@ pub async fn pin(context: &mut Context, args: args::Pin) -> Result<(), Failure> 
         })));
     };
     let repository = &args.reference.repository;
-    let digest = store.resolve(repository, &args.reference.selector_or_latest()).await?;
+    let found = store.resolve(repository, &args.reference.selector_or_latest()).await;
+    let absent = |error: &pfr_store::Error| {
+        matches!(error.code(), ErrorCode::RepositoryUnknown | ErrorCode::TagUnknown | ErrorCode::SnapshotUnknown)
+    };
+    let digest = match found {
+        Err(error) if !args.remove && absent(&error) => {
+            let pull = Suggestion::new("pull").both().arg(&args.reference);
+            return Err(Failure::from(error).hint(pull.then(" brings it there, if a registry has it")));
+        }
+        found => found?,
+    };
     let pinned = store.pin(repository, &digest, Pin::ByHand, !args.remove).await?;
     if context.json {
         return context.out.json(&Pinned { digest, pinned });

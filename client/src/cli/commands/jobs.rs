@@ -83,7 +83,7 @@ pub async fn jobs(context: &mut Context, args: JobsArgs) -> Result<(), Failure> 
             bytes(job.bytes_done),
             bytes(job.bytes_total),
             job.seconds_left.filter(|_| job.state.is_open()).map_or_else(|| "-".to_owned(), seconds),
-            age(job.begun_at, now),
+            age(job.started_at, now),
             what(job),
         ]);
     }
@@ -256,7 +256,7 @@ mod tests {
 
     fn job(state: &str) -> Job {
         serde_json::from_value(json!({
-            "id": "1", "request": {"kind": "warm", "references": ["team/*"]}, "state": state, "begun_at": 1,
+            "id": "1", "request": {"kind": "warm", "references": ["team/*"]}, "state": state, "started_at": 1,
             "bytes_done": 1 << 20, "bytes_total": 4 << 20, "note": "no\nanswer",
         }))
         .unwrap()

@@ -35,7 +35,7 @@ pub async fn run(context: &mut Context, args: Prune) -> Result<(), Failure> {
         let advice = Suggestion::help("rm").then(" says how to delete snapshots by name; without --keep-last the other criteria decide");
         return Err(Failure::usage("--keep-last 0 would keep no snapshot of a repository; the least is 1").hint(advice));
     }
-    let site = context.site(args.at, None).await?;
+    let site = context.site_of(args.at, &args.repositories).await?;
     let repositories = repositories(context, &site, &args).await?;
     let now = now_ms();
     let (pinned, criteria) = (pinned(&site).await?, criteria(&args));
@@ -114,7 +114,8 @@ pub(super) fn would_free(freed: Option<Freed>) -> Option<String> {
 /// misspelt.
 async fn repositories(context: &Context, site: &Site, args: &Prune) -> Result<Vec<RepositoryName>, Failure> {
     let all = site.repositories().await?;
-    for pattern in &args.repositories {
+    let patterns: Vec<_> = args.repositories.iter().map(|repositories| &repositories.pattern).collect();
+    for pattern in &patterns {
         if !all.iter().any(|repository| pattern.matches(repository.name.as_str())) {
             let words = format!("no repository in {} matches {pattern}", site.name());
             return Err(Failure::new(ErrorCode::RepositoryUnknown, words)
@@ -122,7 +123,7 @@ async fn repositories(context: &Context, site: &Site, args: &Prune) -> Result<Ve
                 .at(&context.flags()));
         }
     }
-    let wanted = |name: &RepositoryName| args.repositories.iter().any(|pattern| pattern.matches(name.as_str()));
+    let wanted = |name: &RepositoryName| patterns.iter().any(|pattern| pattern.matches(name.as_str()));
     Ok(all.into_iter().map(|repository| repository.name).filter(wanted).collect())
 }
 

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use pfr_client::Site;
 use pfr_client::json::ErrorDocument;
 use pfr_schema::api::Verified;
-use pfr_schema::{Digest, ErrorCode, RepositoryName};
+use pfr_schema::{Digest, ErrorCode, Reference, Selector};
 use pfr_store::{Store, VerifyProgress};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -24,17 +24,17 @@ pub async fn run(context: &mut Context, args: Verify) -> Result<(), Failure> {
         Some(reference) => {
             let selector = reference.selector_or_latest();
             let digest = site.snapshot(&reference.repository, &selector).await?.digest;
-            BTreeMap::from([(digest, (reference.repository.clone(), selector.to_string()))])
+            BTreeMap::from([(digest, Reference { registry: None, repository: reference.repository.clone(), selector: Some(selector) })])
         }
         None => tagged(&site).await?,
     };
     let (mut proofs, mut failures) = (Vec::new(), Vec::new());
-    for (digest, (repository, selector)) in targets {
-        let (name, start) = (format!("{repository}:{selector}"), Instant::now());
+    for (digest, reference) in targets {
+        let (name, start) = (reference.to_string(), Instant::now());
         let verified = match &site {
             Site::Registry(_) => {
                 let status = || Status::of_phase("the registry reads and hashes");
-                watch(context.quiet, status, site.verify(&repository, digest)).await.map_err(Failure::from)
+                watch(context.quiet, status, site.verify(&reference.repository, digest)).await.map_err(Failure::from)
             }
             Site::Store(store) => local(context.quiet, store, digest).await,
         };
@@ -101,12 +101,13 @@ fn describe(verified: &Verified, time: Duration) -> String {
     format!("{blobs}, {read}{stored} read and hashed{values} in {}", duration(time))
 }
 
-/// Every tagged snapshot, with its repository and one of its tags.
-async fn tagged(site: &Site) -> Result<BTreeMap<Digest, (RepositoryName, String)>, Failure> {
+/// Every tagged snapshot, by one of its tags.
+async fn tagged(site: &Site) -> Result<BTreeMap<Digest, Reference>, Failure> {
     let mut targets = BTreeMap::new();
     for repository in site.repositories().await? {
         for tag in site.tags(&repository.name).await? {
-            targets.entry(tag.digest).or_insert_with(|| (repository.name.clone(), tag.name.to_string()));
+            let selector = Some(Selector::Tag { tag: tag.name, back: 0 });
+            targets.entry(tag.digest).or_insert_with(|| Reference { registry: None, repository: repository.name.clone(), selector });
         }
     }
     Ok(targets)

@@ -69,7 +69,7 @@ pub fn captured(push_state: &str) -> Value {
 pub fn job(request: &Value, state: &str, result: &Value) -> Value {
     let kind = request["kind"].as_str().unwrap();
     let mut job = json!({
-        "id": "1", "request": request, "state": state, "begun_at": 1_700_000_000_000_u64, "ended_at": 1_700_000_001_000_u64,
+        "id": "1", "request": request, "state": state, "started_at": 1_700_000_000_000_u64, "finished_at": 1_700_000_001_000_u64,
         "bytes_done": 10, "bytes_total": 10, "rate": 10.0,
     });
     job[kind] = result.clone();
