@@ -228,7 +228,7 @@ fn url(segments: &[&str]) -> Result<Url> {
     Ok(url)
 }
 
-/// Whether the socket may not be used.
+/// Whether this user may not open the socket.
 fn is_denied(error: &reqwest::Error) -> bool {
     let denied = |error: &&(dyn std::error::Error + 'static)| {
         error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::PermissionDenied)

@@ -31,7 +31,7 @@ const STATISTICS: usize = 3;
 pub(crate) const STATISTICS_OF_DOMAIN: usize = STATISTICS - 1;
 /// KiB that all slowly arriving JSON bodies may hold together.
 const SLOW_KIB: usize = 32 << 10;
-/// KiB that all large OCI manifests may take while they are sent.
+/// KiB that all large OCI manifests may hold together while they are sent.
 const SENT_KIB: usize = 64 << 10;
 /// Verifications at once, each of which reads a complete snapshot. Others are refused with
 /// `Retry-After`.
@@ -159,7 +159,7 @@ impl Inner {
         match tokio::time::timeout(self.queue, Arc::clone(&self.manifests).acquire_many_owned(kib)).await {
             Ok(permit) => permit.map_err(|e| ApiError::internal(e.to_string())),
             Err(_) => {
-                let detail = "slow clients take as many large manifests as may be in memory; try again in a moment";
+                let detail = "as many large manifests are being sent as may be in memory; try again in a moment";
                 Err(ApiError::new(ErrorCode::Overloaded, detail))
             }
         }

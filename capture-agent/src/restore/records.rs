@@ -264,7 +264,7 @@ impl Entry {
     }
 }
 
-/// A text, or its beginning and an ellipsis.
+/// The text; a longer one is cut, and ends in an ellipsis.
 fn short(text: &str) -> String {
     if text.len() <= TEXT {
         return text.to_owned();

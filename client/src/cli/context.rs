@@ -232,12 +232,10 @@ impl Context {
         let mut registries = repositories.iter().map(|repositories| repositories.registry.as_deref());
         let registry = registries.next().flatten();
         if registries.any(|other| other != registry) {
-            return Err(Failure::usage("the repositories are in several registries; one command changes one of them"));
+            return Err(Failure::usage("the patterns name several registries; use one command for each"));
         }
         match registry {
-            Some(url) if at.local => {
-                Err(Failure::usage(format!("--local means the local store, but the repositories are named with the registry {url}")))
-            }
+            Some(url) if at.local => Err(Failure::usage(format!("--local means the local store, but a pattern names the registry {url}"))),
             Some(_) => Ok(Site::Registry(self.remote_of(registry)?)),
             None => self.site(at, None).await,
         }

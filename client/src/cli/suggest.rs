@@ -33,15 +33,21 @@ pub struct Flags {
     /// Repository of the last reference.
     pub repository: Option<RepositoryName>,
     /// The variables that say where the configuration and the default store are, if they are set:
-    /// they may be set for this command only.
+    /// a user may have set them for this one command.
     pub places: Vec<(&'static str, String)>,
 }
 
 impl Flags {
     /// The variables of [`Self::places`], as `environment` has them.
     pub fn places_of(environment: impl Fn(&str) -> Option<OsString>) -> Vec<(&'static str, String)> {
-        let set = |name| Some((name, environment(name).filter(|value| !value.is_empty())?.to_string_lossy().into_owned()));
-        [CONFIG, CONFIG_HOME, DATA_HOME].into_iter().filter_map(set).collect()
+        let home = environment("HOME").map(PathBuf::from).unwrap_or_default();
+        let places = [(CONFIG, None), (CONFIG_HOME, Some(".config")), (DATA_HOME, Some(".local/share"))];
+        let set = |(name, default): (_, Option<&str>)| {
+            let value = environment(name).filter(|value| !value.is_empty())?;
+            let is_default = default.is_some_and(|default| home.join(default) == *value);
+            (!is_default).then(|| (name, value.to_string_lossy().into_owned()))
+        };
+        places.into_iter().filter_map(set).collect()
     }
 }
 
@@ -126,13 +132,10 @@ impl Suggestion {
     pub fn render(&self, flags: &Flags) -> String {
         let local = self.scope == Scope::Local || (self.scope == Scope::Here && flags.local);
         let stored = local || self.scope == Scope::Both;
-        let decides = |name: &str| match name {
-            // A configuration file that is named makes the default one not matter.
-            CONFIG_HOME => flags.places.iter().all(|(name, _)| *name != CONFIG),
-            DATA_HOME => stored && flags.store.is_none(),
-            _ => true,
-        };
-        let places = flags.places.iter().filter(|(name, _)| self.scope != Scope::Nowhere && decides(name));
+        // The agent's socket is there, too.
+        let data = (stored && flags.store.is_none()) || (self.scope == Scope::Agent && flags.agent.is_none());
+        let decides = |name: &str| self.scope != Scope::Nowhere && (name != DATA_HOME || data);
+        let places = flags.places.iter().filter(|(name, _)| decides(name));
         let mut words: Vec<String> = places.map(|(name, value)| format!("{name}={}", quoted(value))).collect();
         words.push("pf".to_owned());
         words.extend(self.words.iter().map(|word| quoted(word)));
@@ -248,10 +251,21 @@ mod tests {
         let (ls, pull) = (Suggestion::new("ls"), Suggestion::new("pull").both());
         assert_eq!(set(&[]), Flags::default());
         let all = set(&[CONFIG, CONFIG_HOME, DATA_HOME]);
-        assert_eq!(ls.render(&all), "PF_CONFIG='/a PF_CONFIG' pf ls");
-        assert_eq!(pull.render(&all), "PF_CONFIG='/a PF_CONFIG' XDG_DATA_HOME='/a XDG_DATA_HOME' pf pull");
-        assert_eq!(pull.render(&Flags { store: Some("/s".into()), ..all.clone() }), "PF_CONFIG='/a PF_CONFIG' pf pull --store /s");
+        // Tokens of earlier logins are in the second, wherever the configuration is.
+        let two = "PF_CONFIG='/a PF_CONFIG' XDG_CONFIG_HOME='/a XDG_CONFIG_HOME'";
+        assert_eq!(ls.render(&all), format!("{two} pf ls"));
+        assert_eq!(pull.render(&all), format!("{two} XDG_DATA_HOME='/a XDG_DATA_HOME' pf pull"));
+        assert_eq!(pull.render(&Flags { store: Some("/s".into()), ..all.clone() }), format!("{two} pf pull --store /s"));
+        assert_eq!(Suggestion::new("jobs").agent().render(&set(&[DATA_HOME])), "XDG_DATA_HOME='/a XDG_DATA_HOME' pf jobs");
         assert_eq!(ls.render(&set(&[CONFIG_HOME, DATA_HOME])), "XDG_CONFIG_HOME='/a XDG_CONFIG_HOME' pf ls");
+        let usual = |name: &str| {
+            Some(if name == "HOME" {
+                "/h".into()
+            } else {
+                format!("/h/{}", if name == DATA_HOME { ".local/share" } else { ".config" }).into()
+            })
+        };
+        assert_eq!(Flags::places_of(usual), [(CONFIG, "/h/.config".to_owned())]);
         assert_eq!(Suggestion::help("rm").render(&all), "pf rm --help");
     }
 

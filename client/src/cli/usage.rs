@@ -154,7 +154,6 @@ fn tip(word: &str) -> Option<Advice> {
 mod tests {
     use super::*;
     use crate::cli::args::Args;
-    use crate::cli::suggest::CONFIG;
     use clap::{CommandFactory as _, Parser as _};
 
     #[test]
@@ -173,7 +172,7 @@ mod tests {
     #[test]
     fn a_tip_means_the_stores_of_the_line_that_did_not_parse() {
         let flags = |line: &[&str], environment: Option<&str>| {
-            given(line.iter().map(Into::into), |name| environment.filter(|_| name != CONFIG && !name.starts_with("XDG_")).map(Into::into))
+            given(line.iter().map(Into::into), |name| environment.filter(|_| ["PF_REGISTRY", "PF_STORE"].contains(&name)).map(Into::into))
         };
         let shown = |flags: Flags| [Suggestion::new("ls").here().render(&flags), Suggestion::new("ls").local().render(&flags)];
         assert_eq!(shown(flags(&["pf", "images"], None)), ["pf ls", "pf ls --local"]);

@@ -69,7 +69,7 @@ fn text(r: &GcReport) -> String {
         "objects {would}freed   {} ({} of deleted snapshots, {} never committed), {}\n\
          packs {would}deleted   {}, {}\n\
          packs compacted  {}, and {} merged: {} copied\n\
-         within grace     {}{}\n{protected}{deferred}",
+         in grace period  {}{}\n{protected}{deferred}",
         number(r.released + r.unclaimed),
         number(r.released),
         number(r.unclaimed),

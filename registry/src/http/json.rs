@@ -27,6 +27,8 @@ const FREE: usize = 32 << 10;
 const LINGER: Duration = Duration::from_millis(100);
 /// …plus the time that its bytes take at this rate, in bytes per second.
 const FAST: f64 = (4 << 20) as f64;
+/// A piece is waited for at least for this long.
+const LEAST: Duration = Duration::from_millis(10);
 /// Bytes that a slow body reserves at a time.
 const STEP: usize = 256 << 10;
 
@@ -66,14 +68,16 @@ pub(crate) struct CompleteBody {
     _slow: Option<OwnedSemaphorePermit>,
 }
 
-/// Reads a body of at most `limit` bytes. While it waits for memory, others may have the permit of
-/// the request.
+/// Reads a body of at most `limit` bytes. While it waits for memory, the request has no permit.
 ///
 /// # Errors
 /// `too_large`, `timeout`, `overloaded`, `invalid_request`.
 pub(crate) async fn read_within(request: Request, app: &App, limit: usize) -> Result<CompleteBody, ApiError> {
     let (mut parts, body) = request.into_parts();
-    let own = parts.extensions.remove::<RequestPermit>().ok_or_else(|| ApiError::internal("a request without a permit".to_owned()))?;
+    let own = parts
+        .extensions
+        .remove::<RequestPermit>()
+        .ok_or_else(|| ApiError::internal("the request has no `RequestPermit` extension".to_owned()))?;
     let hint = body.size_hint();
     if hint.lower() > limit as u64 {
         return Err(too_large(hint.lower(), limit));
@@ -86,16 +90,19 @@ pub(crate) async fn read_within(request: Request, app: &App, limit: usize) -> Re
     loop {
         let is_slow = slow.is_some() || bytes.len() <= FREE;
         let fast_enough = LINGER + Duration::from_secs_f64(bytes.len() as f64 / FAST);
-        let left = if is_slow { app.json_time } else { fast_enough.min(app.json_time) }.saturating_sub(waited);
-        let begun = Instant::now();
-        let received = tokio::time::timeout(left, stream.next()).await;
-        waited += begun.elapsed();
+        let patience = if is_slow { app.json_time } else { fast_enough.min(app.json_time) };
+        let (begun, queued) = (Instant::now(), own.queued());
+        let received = tokio::time::timeout(patience.saturating_sub(waited).max(LEAST), stream.next()).await;
+        // Without the time in which the bytes were there, and the registry was busy.
+        waited += begun.elapsed().saturating_sub(own.queued().saturating_sub(queued));
         let Ok(received) = received else {
             if waited >= app.json_time {
                 return Err(ApiError::stalled());
             }
-            let room = room(app, bytes.len().max(STEP), permit.is_some());
-            (slow, permit) = (Some(own.without(room).await?), None);
+            if waited >= patience {
+                own.give_back();
+                (slow, permit) = (Some(room(app, bytes.len().max(STEP), permit.is_some()).await?), None);
+            }
             continue;
         };
         let Some(piece) = received else { break };
@@ -131,10 +138,10 @@ pub(crate) async fn read_within(request: Request, app: &App, limit: usize) -> Re
     Ok(CompleteBody { bytes, permit, _slow: slow })
 }
 
-/// A permit to hold this many bytes of a slow body. A body that `is_large` has one of few permits
-/// meanwhile, for which others wait: it waits for no room.
-async fn room(app: &App, bytes: usize, is_large: bool) -> Result<OwnedSemaphorePermit, ApiError> {
-    let limit = if is_large { Duration::ZERO } else { app.queue };
+/// A permit to hold this many bytes of a slow body. One that `has_turn` among the large bodies, for
+/// which others wait, does not wait for it: it has the room at once, or is refused.
+async fn room(app: &App, bytes: usize, has_turn: bool) -> Result<OwnedSemaphorePermit, ApiError> {
+    let limit = if has_turn { Duration::ZERO } else { app.queue };
     let kib = u32::try_from(bytes.div_ceil(1 << 10)).unwrap_or(u32::MAX);
     let leave = Arc::clone(&app.slow_bodies).acquire_many_owned(kib);
     match tokio::time::timeout(limit, leave).await {

@@ -1,5 +1,5 @@
 //! A request's permit among those that the registry works on at once. A request that waits for its
-//! client, or for memory that slow clients have, gives its permit back.
+//! client, or for memory that other requests hold, gives its permit back.
 
 use crate::http::connections::{Activity, Connection};
 use crate::problem::ApiError;
@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore};
+use tokio::time::Instant;
 
 /// Waits for a permit, at most for `limit`.
 ///
@@ -45,8 +46,22 @@ struct Shared {
 struct Held {
     permit: Option<OwnedSemaphorePermit>,
     waiting: Option<BoxFuture<'static, Result<OwnedSemaphorePermit, AcquireError>>>,
+    /// Since when it waits for a permit, after its client has sent something.
+    since: Option<Instant>,
+    /// How long it has waited for permits before.
+    queued: Duration,
     /// The handler is done.
     over: bool,
+}
+
+impl Held {
+    /// It waits for no permit any more.
+    fn leave_queue(&mut self) {
+        self.waiting = None;
+        if let Some(since) = self.since.take() {
+            self.queued += since.elapsed();
+        }
+    }
 }
 
 impl RequestPermit {
@@ -61,17 +76,32 @@ impl RequestPermit {
         self.held().permit = None;
     }
 
-    /// Waits for `room` without the permit, unless `room` is there at once: another request may
-    /// have the permit while this one waits for memory.
-    pub(crate) async fn without<T>(&self, room: impl Future<Output = T>) -> T {
+    /// Waits for `room`. If it is not there at once, the request gives its permit back meanwhile,
+    /// and takes one again afterwards, unless there is no room.
+    pub(crate) async fn without<T, E>(&self, room: impl Future<Output = Result<T, E>>) -> Result<T, E> {
         let mut room = pin!(room);
         if let Poll::Ready(room) = futures::poll!(room.as_mut()) {
             return room;
         }
-        self.held().permit = None;
-        let room = room.await;
+        self.give_back();
+        let room = room.await?;
         poll_fn(|cx| self.poll_return(cx)).await;
-        room
+        Ok(room)
+    }
+
+    /// Gives the permit back, and the place in the queue for one: a permit that comes to a request
+    /// that does not look would be used by nobody.
+    pub(crate) fn give_back(&self) {
+        let mut held = self.held();
+        held.permit = None;
+        held.leave_queue();
+    }
+
+    /// How long the request has waited for permits since it was admitted: the registry was busy,
+    /// and not its client slow.
+    pub(crate) fn queued(&self) -> Duration {
+        let held = self.held();
+        held.queued + held.since.map_or(Duration::ZERO, |since| since.elapsed())
     }
 
     /// The client has sent something. Ready when the request has a permit again.
@@ -81,9 +111,10 @@ impl RequestPermit {
             && held.permit.is_none()
             && !held.over
         {
+            held.since.get_or_insert_with(Instant::now);
             let waiting = held.waiting.get_or_insert_with(|| Arc::clone(permits).acquire_owned().boxed());
             let permit = ready!(waiting.poll_unpin(cx));
-            held.waiting = None;
+            held.leave_queue();
             held.permit = permit.ok();
         }
         drop(held);
@@ -106,5 +137,37 @@ impl RequestPermit {
 
     fn held(&self) -> std::sync::MutexGuard<'_, Held> {
         self.0.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_request_that_waits_for_room_has_no_permit_and_no_place_in_the_queue() {
+        let permits = Arc::new(Semaphore::new(1));
+        let first = Arc::clone(&permits).acquire_owned().await.expect("open");
+        let own = RequestPermit::new(Some((Arc::clone(&permits), first)), None);
+        own.leave();
+        let other = Arc::clone(&permits).acquire_owned().await.expect("open");
+        // Its client has sent something: it waits for a permit.
+        assert!(futures::poll!(poll_fn(|cx| own.poll_return(cx))).is_pending());
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        let (send, room) = tokio::sync::oneshot::channel();
+        let mut waiting = pin!(own.without(room));
+        assert!(futures::poll!(waiting.as_mut()).is_pending());
+        assert!(own.queued() >= Duration::from_millis(20));
+        drop(other);
+        assert_eq!(permits.available_permits(), 1, "a third request may have the permit");
+        send.send(7).expect("it waits");
+        assert_eq!(waiting.await, Ok(7));
+        assert_eq!(permits.available_permits(), 0, "it has a permit again");
+        own.leave();
+        assert_eq!(own.without(async { Err::<(), _>("none") }).await, Err("none"));
+        let (send, room) = tokio::sync::oneshot::channel::<()>();
+        drop(send);
+        assert!(own.without(room).await.is_err());
+        assert_eq!(permits.available_permits(), 1, "a refusal needs no permit");
     }
 }

@@ -24,7 +24,7 @@ const SUBJECT: HeaderName = HeaderName::from_static("oci-subject");
 const TAGGED: HeaderName = HeaderName::from_static("oci-tag");
 /// Tags in one request.
 const TAGS: usize = 100;
-/// Bytes above which a manifest is read with a permit, and counts until it was sent.
+/// Bytes above which a manifest is read with a permit, and counts against a budget until it is sent.
 const SMALL: u64 = 64 << 10;
 
 /// A manifest of a repository.
@@ -54,7 +54,8 @@ pub(crate) async fn get(
         return Ok((StatusCode::NOT_MODIFIED, named).into_response());
     }
     let is_large = size > SMALL;
-    // Its client may take it slowly. Readers of other documents do not wait for that.
+    // Its client may take it slowly. So it counts against a budget of its own: readers of other
+    // documents do not wait for it.
     let room = if is_large && method == Method::GET { Some(own.without(app.sent_manifest(size)).await?) } else { None };
     let _permit = if is_large { Some(app.documents().await?) } else { None };
     let (bytes, image) = match domain.store.read_image(&digest).await {

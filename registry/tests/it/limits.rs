@@ -317,8 +317,8 @@ async fn a_request_that_waits_for_its_client_takes_no_place() {
     assert_eq!(&answer, b"HTTP/1.1 200 OK", "its body is taken when it comes");
 }
 
-/// Bodies that come fast at first and then stall spend what slow ones may hold. Those that wait for
-/// their share wait without the permits that other requests need.
+/// Bodies that come fast at first and then stall spend what slow ones may hold, and wait for their
+/// turns among the large ones. They wait without the permits that other requests need.
 #[tokio::test]
 async fn a_request_that_waits_for_memory_takes_no_place() {
     let registry = Registry::start_with(|config| {

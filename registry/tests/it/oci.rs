@@ -349,8 +349,8 @@ async fn an_upload_that_stalls_is_cut_and_goes_on_where_it_was() {
     assert_eq!(done.status(), StatusCode::CREATED);
 }
 
-/// Four large documents are read at once. Those that were read are not counted, however long their
-/// clients take.
+/// Four large documents are read at once. Those already read do not count among the four, however
+/// long their clients take.
 #[tokio::test]
 async fn slow_readers_of_large_manifests_do_not_hold_up_other_documents() {
     let registry = Registry::start_with(|config| config.queue_seconds = 30).await;

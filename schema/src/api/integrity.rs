@@ -4,7 +4,7 @@ use crate::digest::Digest;
 use crate::name::DomainName;
 use serde::{Deserialize, Serialize};
 
-/// The lowest rate of a scrub, in bytes per second: one that reads a byte per second would not end.
+/// The lowest rate of a scrub, in bytes per second: a slower one would take practically for ever.
 pub const LEAST_SCRUB_RATE: u64 = 64 << 10;
 
 api! {

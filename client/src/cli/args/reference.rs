@@ -6,6 +6,7 @@ use pfr_client::Site;
 use pfr_schema::api::TagState;
 use pfr_schema::name::is_bare_digest;
 use pfr_schema::{DigestPrefix, FormatError, Pattern, Reference, RepositoryName, Selector};
+use std::fmt;
 use std::str::FromStr;
 
 /// `KEY=VALUE`.
@@ -159,17 +160,34 @@ pub struct Repositories {
 impl FromStr for Repositories {
     type Err = String;
 
-    /// Takes what a reference takes in front of its repository. A host has no `*`.
+    /// A host may stand before the pattern, as in a reference.
     fn from_str(text: &str) -> Result<Self, String> {
         let plain = || text.parse().map(|pattern| Self { registry: None, pattern }).map_err(|e: FormatError| e.to_string());
-        // As long as the pattern, so that the pattern is as much of the end of `text`.
+        // `x` for `*` keeps the length: the repository of this reference tells where the pattern
+        // begins.
         let Ok(named) = text.replace('*', "x").parse::<Reference>() else { return plain() };
         let (host, pattern) = text.split_at(text.len().saturating_sub(named.repository.as_str().len()));
-        if named.selector.is_some() || host.contains('*') {
+        if named.selector.is_some() {
             return plain();
+        }
+        if host.contains('*') {
+            return Err(format!("a host has no `*`: {text:?}; write /{text} if it is a part of the repository's name"));
         }
         let pattern = pattern.parse().map_err(|e: FormatError| e.to_string())?;
         Ok(Self { registry: named.registry, pattern })
+    }
+}
+
+impl fmt::Display for Repositories {
+    /// As it is read again.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let pattern = self.pattern.to_string();
+        match &self.registry {
+            Some(registry) => write!(f, "{registry}/{pattern}"),
+            // It would be taken for a host.
+            None if pattern.parse::<Self>().ok().as_ref() != Some(self) => write!(f, "/{pattern}"),
+            None => f.write_str(&pattern),
+        }
     }
 }
 
@@ -213,8 +231,19 @@ mod tests {
             ("http://127.0.0.1:1/team/*/x", Some("http://127.0.0.1:1"), "team/*/x"),
         ] {
             assert_eq!(read(text), Ok((registry.map(str::to_owned), pattern.to_owned())), "{text}");
+            let named = text.parse::<Repositories>().unwrap();
+            assert_eq!(named.to_string().parse::<Repositories>(), Ok(named), "{text}");
         }
-        for wrong in ["", "team/agent:x", "localhost:5077/team/agent:x", "http://*.example/team", "localhost:5077/", "http://r:1/a b"] {
+        for wrong in [
+            "",
+            "team/agent:x",
+            "localhost:5077/team/agent:x",
+            "http://*.example/team",
+            "my.te*m/x",
+            "r.example/domains/*/x",
+            "localhost:5077/",
+            "http://r:1/a b",
+        ] {
             assert!(read(wrong).is_err(), "{wrong}: {:?}", read(wrong));
         }
     }

@@ -345,7 +345,7 @@ fn outcome(record: &RestoreRecord) -> String {
         said += &format!(": {}", reason.name());
     }
     if let Some(error) = &record.error {
-        // Some go on for lines: what differs, and what was expected. `--json` has all of it.
+        // Some have several lines: what differs, and what was expected. `--json` has more of them.
         said += &format!(": {}", clip(error.lines().next().unwrap_or_default(), ERROR));
     }
     said

@@ -1,6 +1,6 @@
 //! `pf events`: what happens in a registry.
 
-use crate::cli::args::Events;
+use crate::cli::args::{Events, Repositories};
 use crate::cli::context::Context;
 use crate::cli::failure::Failure;
 use crate::cli::output::human::{bytes, count, utc};
@@ -14,7 +14,7 @@ pub async fn run(context: &mut Context, args: Events) -> Result<(), Failure> {
     let mut again = Suggestion::new("events");
     let (registry, repository) = repository.map_or((None, None), |named| (named.registry, Some(named.pattern)));
     if let Some(pattern) = &repository {
-        again = again.arg(pattern);
+        again = again.arg(Repositories { registry: None, pattern: pattern.clone() });
     }
     if let Some(kind) = &kind {
         again = again.arg("--kind").arg(kind.name());

@@ -179,7 +179,7 @@ pub async fn pin(context: &mut Context, args: args::Pin) -> Result<(), Failure> 
     let digest = match found {
         Err(error) if !args.remove && absent(&error) => {
             let pull = Suggestion::new("pull").both().arg(&args.reference);
-            return Err(Failure::from(error).hint(pull.then(" brings it there, if a registry has it")));
+            return Err(Failure::from(error).hint(pull.then(" fetches it into the local store, if the registry has it")));
         }
         found => found?,
     };
