@@ -24,7 +24,8 @@ const SUBJECT: HeaderName = HeaderName::from_static("oci-subject");
 const TAGGED: HeaderName = HeaderName::from_static("oci-tag");
 /// Tags in one request.
 const TAGS: usize = 100;
-/// Bytes above which a manifest is read with a permit, and counts against a budget until it is sent.
+/// Bytes above which a manifest is read with a permit, and counts against a budget until it is
+/// sent.
 const SMALL: u64 = 64 << 10;
 
 /// A manifest of a repository.
