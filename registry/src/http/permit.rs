@@ -89,8 +89,8 @@ impl RequestPermit {
         Ok(room)
     }
 
-    /// Gives the permit back, and the place in the queue for one: a permit that comes to a request
-    /// that does not look would be used by nobody.
+    /// Gives the permit back, and the place in the queue for one. The queue hands permits to
+    /// requests that do not ask at the moment, and such a permit would stay unused.
     pub(crate) fn give_back(&self) {
         let mut held = self.held();
         held.permit = None;
