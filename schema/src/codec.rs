@@ -62,6 +62,7 @@ const ZSTD_LEVEL: i32 = 3;
 /// Bytes decoded at a time.
 const STEP: usize = 64 << 10;
 const EXCESS: &str = "decodes to more bytes than the raw length (a zip bomb, or a wrong length)";
+const UNWANTED: &str = "not decoded to the end: nothing waits for it";
 const ZSTD_MAGIC: [u8; 4] = 0xFD2F_B528_u32.to_le_bytes();
 /// Longest header of a zstd frame.
 const ZSTD_HEADER: usize = 18;
@@ -181,6 +182,17 @@ impl Decoder {
     /// [`FormatError::Codec`] on malformed input or more output than promised; what `sink` got
     /// until then must be discarded.
     pub fn update(&mut self, stored: &[u8], sink: &mut dyn FnMut(&[u8])) -> Result<(), FormatError> {
+        self.update_while(stored, &mut |raw| {
+            sink(raw);
+            true
+        })
+    }
+
+    /// As [`Self::update`], until `sink` returns false: a few bytes may stand for gigabytes.
+    ///
+    /// # Errors
+    /// As [`Self::update`], and if `sink` returned false.
+    pub fn update_while(&mut self, stored: &[u8], sink: &mut dyn FnMut(&[u8]) -> bool) -> Result<(), FormatError> {
         self.decode(stored, usize::MAX, To::Sink(sink)).map(|_| ())
     }
 
@@ -233,7 +245,8 @@ impl Decoder {
 
 /// Where decoded bytes go.
 enum To<'a> {
-    Sink(&'a mut dyn FnMut(&[u8])),
+    /// Returns whether more is wanted.
+    Sink(&'a mut dyn FnMut(&[u8]) -> bool),
     Memory(&'a mut Vec<u8>),
 }
 
@@ -249,7 +262,7 @@ impl Out<'_, '_> {
     fn put(&mut self, bytes: &[u8], excess: &str) -> Result<(), FormatError> {
         *self.left = self.left_after(bytes.len(), excess)?;
         match &mut self.to {
-            To::Sink(sink) => sink(bytes),
+            To::Sink(sink) => return if sink(bytes) { Ok(()) } else { Err(self.codec.error(UNWANTED)) },
             To::Memory(raw) => raw.extend_from_slice(bytes),
         }
         Ok(())
@@ -267,7 +280,7 @@ impl Out<'_, '_> {
         match &mut self.to {
             To::Sink(sink) => {
                 scratch.clear();
-                decode(scratch).map(|()| sink(scratch))
+                decode(scratch).and_then(|()| if sink(scratch) { Ok(()) } else { Err(UNWANTED.into()) })
             }
             To::Memory(raw) => decode(raw),
         }

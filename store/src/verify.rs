@@ -27,6 +27,7 @@ use pfr_service::task::Task;
 use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Frames up to this many payload bytes are held whole; larger ones pass in pieces.
@@ -135,13 +136,21 @@ impl Check {
 
     /// The next piece, whose raw bytes go to `sink` as well.
     fn update_into(&mut self, piece: &[u8], sink: &mut dyn FnMut(&[u8])) -> Result<()> {
+        self.update_while(piece, &mut |raw| {
+            sink(raw);
+            true
+        })
+    }
+
+    /// The next piece, until `sink` returns false: it may stand for gigabytes.
+    fn update_while(&mut self, piece: &[u8], sink: &mut dyn FnMut(&[u8]) -> bool) -> Result<()> {
         self.checksum = crc32c::crc32c_append(self.checksum, piece);
         let hasher = &mut self.hasher;
         let mut take = |raw: &[u8]| {
             hasher.update(raw);
-            sink(raw);
+            sink(raw)
         };
-        self.decoder.update(piece, &mut take).map_err(|e| self.error(e))
+        self.decoder.update_while(piece, &mut take).map_err(|e| self.error(e))
     }
 
     pub(crate) fn finish(self, checksum: u32) -> Result<()> {
@@ -274,6 +283,34 @@ pub(crate) struct Verifier {
     ended: Option<Result<()>>,
     /// Gets whole frames on the threads that have verified them.
     sink: Option<Sink>,
+    owner: Owner,
+}
+
+/// The owner of a [`Verifier`]. When it is dropped, hashing tasks stop: what they were given may
+/// stand for gigabytes.
+#[derive(Default)]
+struct Owner(Arc<AtomicBool>);
+
+/// Whether the owner of a [`Verifier`] is still there.
+#[derive(Clone)]
+struct Wanted(Arc<AtomicBool>);
+
+impl Owner {
+    fn wanted(&self) -> Wanted {
+        Wanted(Arc::clone(&self.0))
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Wanted {
+    fn go_on(&self) -> bool {
+        !self.0.load(Ordering::Relaxed)
+    }
 }
 
 impl Verifier {
@@ -294,6 +331,7 @@ impl Verifier {
             begin: None,
             ended: None,
             sink: None,
+            owner: Owner::default(),
         }
     }
 
@@ -461,8 +499,9 @@ impl Verifier {
                 }
                 Some(Current::Pieces { check }) => {
                     let mut moved = check.take().ok_or_else(|| Error::Internal("a piece without a check".into()))?;
-                    let bytes = piece.clone();
-                    *check = Some(pfr_service::task::spawn_blocking(move || moved.update(&bytes).map(|()| moved)).await??);
+                    let (bytes, wanted) = (piece.clone(), self.owner.wanted());
+                    let update = move || moved.update_while(&bytes, &mut |_| wanted.go_on()).map(|()| moved);
+                    *check = Some(pfr_service::task::spawn_blocking(update).await??);
                     Ok(Some(Step::Item(Incoming::Piece(piece))))
                 }
                 None => Err(Error::Internal("a payload without a frame".into())),
@@ -506,9 +545,9 @@ impl Verifier {
         }
         self.hashing_bytes += bytes;
         let keep = matches!(self.purpose, For::Reader { .. });
-        let (sink, stage) = (self.sink.clone(), Stage::verify(frames.len(), bytes));
+        let (sink, wanted, stage) = (self.sink.clone(), self.owner.wanted(), Stage::verify(frames.len(), bytes));
         let task = pfr_service::task::spawn_blocking(move || {
-            let (right, fault) = groups::verify(frames, keep, sink.as_ref());
+            let (right, fault) = groups::verify(frames, keep, sink.as_ref(), &wanted);
             (right, stage.end(fault.map_or(Ok(()), Err)).err())
         });
         self.hashing.push_back((bytes, task));
@@ -530,5 +569,40 @@ impl Verifier {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pfr_schema::codec::encode_document;
+    use pfr_schema::frame::{encode, end_mark};
+    use pfr_schema::{Digest, Kind};
+    use std::time::{Duration, Instant};
+
+    /// A few KiB that stand for 256 MiB.
+    #[test]
+    fn a_large_blob_that_nothing_waits_for_any_more_is_not_hashed_to_its_end() {
+        let raw = vec![0; 256 << 20];
+        let (codec, stored) = encode_document(&raw);
+        let (raw_len, stored_len) = (raw.len() as u64, stored.len() as u64);
+        let header = Header { codec, kind: Kind::Blob, digest: Digest::sha256(&raw), raw_len, stored_len };
+        let stream = Bytes::from([encode(&header, &stored), end_mark(1)].concat());
+        let hash = |to_its_end: bool| {
+            let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_time().build().unwrap();
+            let started = Instant::now();
+            runtime.block_on(async {
+                let (stream, large) = (futures::stream::iter([Ok(stream.clone())]), Arc::new(Semaphore::new(1)));
+                let mut frames = Box::pin(verified_frames(stream, Limits::default(), large));
+                assert!(matches!(frames.next().await, Some(Ok(Incoming::Begin(_)))));
+                let piece = tokio::time::timeout(Duration::from_millis(if to_its_end { 60_000 } else { 10 }), frames.next()).await;
+                assert_eq!(matches!(piece, Ok(Some(Ok(Incoming::Piece(_))))), to_its_end);
+            });
+            // Waits for the work on other threads.
+            drop(runtime);
+            started.elapsed()
+        };
+        let (whole, left) = (hash(true), hash(false));
+        assert!(left < whole / 2, "{left:?} of {whole:?}");
     }
 }

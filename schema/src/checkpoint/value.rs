@@ -107,8 +107,8 @@ pub(super) fn attest(kind: &str, payload: &[u8]) -> ValueHash {
     ValueHash(hasher.finish())
 }
 
-/// Elements picked from a payload that is in memory. Asks `go_on` after every [`STEP`] bytes;
-/// `None` if it says no.
+/// Elements picked from a payload that is in memory. Asks `go_on` after every [`STEP`] bytes of the
+/// value; `None` if it says no.
 pub(super) fn gather(
     mut canonical: Canonical,
     walk: Walk,
@@ -116,13 +116,15 @@ pub(super) fn gather(
     go_on: &mut dyn FnMut() -> bool,
 ) -> Result<Option<ValueHash>, FormatError> {
     let size = canonical.storage.bytes();
+    // The payload's bytes for so many of the value: an `f64` may be stored in one byte.
+    let step = STEP / canonical.logical.bytes() * size;
     let mut since = 0;
     for span in walk {
         // Within the payload: the layout was checked against it.
-        for part in payload[span.start as usize * size..span.end as usize * size].chunks(STEP) {
+        for part in payload[span.start as usize * size..span.end as usize * size].chunks(step) {
             canonical.push(part)?;
             since += part.len();
-            if since >= STEP {
+            if since >= step {
                 since = 0;
                 if !go_on() {
                     return Ok(None);

@@ -86,6 +86,20 @@ fn a_gibibyte_of_zeros_that_claims_a_kibibyte_stops_after_one_step() {
 }
 
 #[test]
+fn decoding_stops_at_the_step_after_which_nothing_is_wanted() {
+    let raw = vec![0; 8 << 20];
+    for codec in Codec::ALL.iter().copied().filter(|codec| *codec != Codec::Raw) {
+        let (mut decoder, mut steps) = (Decoder::new(codec, raw.len() as u64).unwrap(), Vec::new());
+        let result = decoder.update_while(&encoded(codec, &raw), &mut |bytes| {
+            steps.push(bytes.len());
+            steps.len() < 3
+        });
+        assert_eq!(result.unwrap_err().code(), ErrorCode::CorruptFrame);
+        assert!(steps.len() == 3 && steps.iter().all(|step| *step <= 1 << 20), "{}: {steps:?}", codec.name());
+    }
+}
+
+#[test]
 fn a_frame_that_states_the_right_length_and_holds_more_is_refused() {
     // A content size of 1,000 in the frame header, and blocks with more: zstd itself must notice,
     // or the count does.

@@ -20,8 +20,9 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 const VALUE_RATIO: u64 = 16;
 /// Further bytes that values may have.
 const VALUE_ALLOWANCE: u64 = 64 << 20;
-/// Bytes hashed before the next check that the caller is still connected.
-const STEP: usize = 1 << 20;
+/// Bytes of a payload hashed before the next check that the caller is still connected. Its values
+/// have at most eight times as many: a MiB.
+const STEP: usize = 128 << 10;
 
 /// Work on blocking threads for one caller. It ends soon after the caller has left. Until then it
 /// occupies the caller's place among the verifications that run at once.
@@ -144,7 +145,7 @@ impl Passing {
         work.run(move |work| {
             let Self { tensors, hashers, decoder, whole, permit, .. } = &mut *self;
             let mut failed = None;
-            decoder.update(&piece, &mut |raw| {
+            decoder.update_while(&piece, &mut |raw| {
                 if permit.is_some() {
                     whole.extend_from_slice(raw);
                 }
@@ -156,6 +157,7 @@ impl Passing {
                         }
                     }
                 }
+                work.go_on()
             })?;
             failed.map_or(Ok(self), Err)
         })
@@ -196,7 +198,34 @@ fn wrong(checkpoint: &Digest, source: FormatError) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use pfr_schema::Limits;
+    use pfr_testkit::snapshot::repeated;
     use std::time::Duration;
+
+    /// Bytes of the payload of [`repeated`].
+    const PAYLOAD: u64 = 16;
+
+    /// Adds checkpoints with values of so many bytes, all of the same payload.
+    fn added(values: &[u64]) -> Result<()> {
+        let mut all = Values::new(Work::default());
+        values.iter().try_for_each(|bytes| {
+            let document = repeated(*bytes).swap_remove(1);
+            all.add(document.digest, Checkpoint::parse(&document.bytes, &Limits::default()).unwrap())
+        })
+    }
+
+    #[test]
+    fn values_of_16_times_their_payloads_and_64_mib_are_computed_and_not_a_byte_more() {
+        let most = 16 * PAYLOAD + (64 << 20);
+        added(&[most]).unwrap();
+        // All checkpoints of a snapshot together, and a payload that they share counts once.
+        added(&[most - 7, 7]).unwrap();
+        for too_many in [&[most + 1][..], &[most, 1], &[most - 7, 8]] {
+            let error = added(too_many).unwrap_err();
+            let Error::Unprovable { values, limit, .. } = error else { panic!("{error}") };
+            assert_eq!((values, limit), (most + 1, most), "{too_many:?}");
+        }
+    }
 
     #[tokio::test]
     async fn a_verification_without_a_caller_stops_and_keeps_its_place_until_then() {

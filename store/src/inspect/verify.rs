@@ -39,8 +39,8 @@ impl Store {
     /// blob is quarantined, and an undamaged blob in quarantine is released.
     ///
     /// [`Error::Unprovable`] for checkpoints whose values have many more bytes than their payloads:
-    /// their value hashes are not computed. If the caller drops the future, the work ends within a
-    /// MiB of hashing.
+    /// their value hashes are not computed. If the caller drops the future, each thread ends with
+    /// the few MiB that it is at.
     #[boxed]
     pub async fn verify(&self, manifest: &Digest, progress: &mut (dyn FnMut(VerifyProgress) + Send)) -> Result<api::Verified> {
         self.verify_in(manifest, None, progress).await

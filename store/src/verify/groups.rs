@@ -6,7 +6,7 @@
 //! looked at again, frame by frame, with `sha2`: only that refuses a frame.
 
 use super::batch::{PAGE, SHARED, freeze, memory};
-use super::{Sink, Whole, lanes};
+use super::{Sink, Wanted, Whole, lanes};
 use crate::error::{Error, Result};
 use bytes::Bytes;
 use pfr_schema::codec::{self, Codec};
@@ -21,12 +21,12 @@ const SMALL: usize = 16;
 /// The frames up to the first that is wrong, and what is wrong with it.
 pub(super) type Outcome = (Vec<Whole>, Option<Error>);
 
-/// Verifies frames. With `keep`, each that is right has its raw bytes. A sink gets these too; a
-/// frame that it refuses is wrong.
-pub(super) fn verify(frames: Vec<Whole>, keep: bool, sink: Option<&Sink>) -> Outcome {
+/// Verifies frames, as long as they are wanted. With `keep`, each that is right has its raw bytes.
+/// A sink gets these too; a frame that it refuses is wrong.
+pub(super) fn verify(frames: Vec<Whole>, keep: bool, sink: Option<&Sink>, wanted: &Wanted) -> Outcome {
     let mut opening = Opening { frames, right: 0, keep, sink, memory: memory(0), inside: Vec::new(), scratch: Vec::new() };
     let mut fault = None;
-    while fault.is_none() && opening.right < opening.frames.len() {
+    while fault.is_none() && opening.right < opening.frames.len() && wanted.go_on() {
         let group = opening.group();
         let together = if group == 0 { Ok(false) } else { opening.are_right(group) };
         fault = match together {
@@ -213,11 +213,14 @@ fn decode(whole: &Whole, memory: &mut Vec<u8>) -> Option<Range<usize>> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Owner;
     use super::*;
     use bytes::Bytes;
     use pfr_schema::codec::{encode_document, encode_tensor};
     use pfr_schema::{FormatError, Kind};
     use proptest::prelude::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::{Arc, Mutex};
 
     /// How a frame of a test is encoded.
     #[derive(Clone, Copy, Debug, PartialEq)]
@@ -255,6 +258,11 @@ mod tests {
 
     fn right(number: usize, len: usize, kind: As) -> Whole {
         frame(Algorithm::Sha256, number, len, kind)
+    }
+
+    /// As the tasks of a stream whose reader is there do it.
+    fn verify(frames: Vec<Whole>, keep: bool, sink: Option<&Sink>) -> Outcome {
+        super::verify(frames, keep, sink, &Owner::default().wanted())
     }
 
     /// What readers get of frames that must all be right.
@@ -299,6 +307,23 @@ mod tests {
             assert!(matches!(&fault, Some(Error::Frame { digest: named, .. }) if *named == digest), "{fault:?}");
             assert_eq!(found.len(), place);
         }
+    }
+
+    #[test]
+    fn frames_that_nothing_waits_for_any_more_are_not_hashed() {
+        let owner = Owner::default();
+        let (wanted, given) = (owner.wanted(), Arc::new(AtomicUsize::new(0)));
+        let (owner, count) = (Mutex::new(Some(owner)), Arc::clone(&given));
+        // The reader leaves while the first group is handed on.
+        let sink: Sink = Arc::new(move |_, _| {
+            count.fetch_add(1, Ordering::Relaxed);
+            owner.lock().unwrap().take();
+            Ok(())
+        });
+        let frames = (0..200).map(|number| right(number, 4096, As::Document)).collect();
+        let (found, fault) = super::verify(frames, false, Some(&sink), &wanted);
+        assert!(fault.is_none() && found.len() == given.load(Ordering::Relaxed), "{fault:?}");
+        assert!((1..=SMALL).contains(&found.len()), "{} of 200 frames were hashed", found.len());
     }
 
     #[test]
