@@ -2,7 +2,7 @@
 //! bytes and packs.
 
 use super::plan::{Fates, Leases, MOST, Packs, Plan};
-use super::run::Run;
+use super::run::{JOURNAL, Run};
 use crate::error::Result;
 use crate::metadata::{Evictable, PackRow, PackState, small};
 
@@ -23,6 +23,7 @@ impl Run<'_> {
             due.retain(|queued| queued.due <= now || queued.session.is_some());
             self.report.sessions += self.store.metadata.unfinished(MOST).await?.len() as u64;
         }
+        self.report.sessions += self.store.metadata.expired_sessions().await?;
         // In the order of a collection: first deleted snapshots, then uploads without a commit.
         self.report.released += plan.entries(due.iter().filter(|queued| queued.released)).await?;
         for snapshot in evicted {
@@ -40,6 +41,8 @@ impl Run<'_> {
             self.report.error = Some(format!("there are more than {MOST} objects to look at: the numbers are a lower bound"));
         }
         self.report.protected = Some(plan.protected().await?);
+        // The deletion of each snapshot is an object of the journal.
+        self.report.journal_deleted = self.store.superfluous_journal(evicted.len() as u64, JOURNAL).await?;
         Ok(())
     }
 

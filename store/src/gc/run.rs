@@ -15,7 +15,7 @@ const KEEP: Duration = Duration::from_secs(5);
 /// Emptied packs that are added up for the report.
 const EMPTIED_SHOWN: usize = 100_000;
 /// Objects of the journal deleted in one run.
-const JOURNAL: usize = 50_000;
+pub(super) const JOURNAL: usize = 50_000;
 
 /// A collection while it runs.
 pub(super) struct Run<'a> {

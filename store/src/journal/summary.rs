@@ -10,13 +10,14 @@
 //! newest summary does not need are deleted, so any number of processes may do this at the same
 //! time.
 
-use super::{Store, row_of};
+use super::{Store, row_of, without_gaps};
 use crate::boxed;
 use crate::error::{Error, Result};
-use crate::metadata::JournalRow;
+use crate::metadata::{JournalRow, JournalState};
 use futures::StreamExt as _;
 use object_store::ObjectStoreExt as _;
 use object_store::path::Path;
+use pfr_schema::Digest;
 use pfr_schema::journal::{Journal, Key, Numbered, Part, Record};
 use std::collections::HashSet;
 
@@ -39,15 +40,30 @@ impl Store {
     /// [`Error::Unavailable`], [`Error::Full`]: the summary before still counts.
     #[boxed]
     pub async fn summarize_journal(&self) -> Result<bool> {
-        let state = self.metadata.journal_state(FEW + 1).await?;
-        // A summary costs as much as there are tags and snapshots, so it is written only after
-        // about as many changes.
-        let changes = state.last.saturating_sub(state.summary);
-        if state.objects <= FEW as u64 || changes <= state.names / 4 {
-            return Ok(false);
+        let pays = pays(&self.metadata.journal_state(FEW + 1).await?);
+        if pays {
+            self.write_summary().await?;
         }
-        self.write_summary().await?;
-        Ok(true)
+        Ok(pays)
+    }
+
+    /// How many objects a collection would delete now: [`Self::flush_journal`],
+    /// [`Self::summarize_journal`] and [`Self::trim_journal`] with this `limit`, after `more`
+    /// changes that have an object each.
+    pub(crate) async fn superfluous_journal(&self, more: u64, limit: usize) -> Result<u64> {
+        // There are some only after a process was killed, or while others make changes.
+        let waiting = without_gaps(self.metadata.unjournaled(super::BATCH).await?, self.options.limits.journal_bytes).len() as u64;
+        let mut state = self.metadata.journal_state(FEW + 1).await?;
+        (state.objects, state.last) = (state.objects + waiting + more, state.last + more);
+        let (rows, pays) = (self.metadata.journal().await?, pays(&state));
+        let newest = if pays { Some(Newest::begun(state.last)) } else { Newest::of(&rows)? };
+        let Some(newest) = newest else { return Ok(0) };
+        let recorded = rows.iter().filter(|row| newest.covers(row)).count() as u64 + if pays { waiting + more } else { 0 };
+        let limit = limit as u64;
+        if recorded == 0 || recorded >= limit {
+            return Ok(recorded.min(limit));
+        }
+        Ok(recorded + self.unrecorded(&newest, &rows).await?.len() as u64)
     }
 
     pub(crate) async fn write_summary(&self) -> Result<()> {
@@ -118,12 +134,20 @@ impl Store {
         failed
     }
 
-    /// Deletes superfluous objects that no row names: a process that was killed between object and
-    /// row left them.
+    /// Deletes superfluous objects that no row names.
     async fn sweep_journal(&self) -> Result<usize> {
-        let keys = self.journal_keys().await?;
         let rows = self.metadata.journal().await?;
         let Some(newest) = Newest::of(&rows)? else { return Ok(0) };
+        let delete = self.unrecorded(&newest, &rows).await?;
+        let deleted = delete.len();
+        self.delete_journal(delete).await?;
+        Ok(deleted)
+    }
+
+    /// Objects that this summary makes superfluous, and that no row names: a process that was
+    /// killed between object and row left them.
+    async fn unrecorded(&self, newest: &Newest, rows: &[JournalRow]) -> Result<Vec<String>> {
+        let keys = self.journal_keys().await?;
         let recorded: HashSet<&str> = rows.iter().map(|row| row.key.as_str()).collect();
         let mut delete = Vec::new();
         for key in keys.into_iter().filter(|key| !recorded.contains(key.as_str())) {
@@ -139,10 +163,14 @@ impl Store {
                 Err(error) => tracing::warn!(%error, key, "journal: an object cannot be read, it is left as it is"),
             }
         }
-        let deleted = delete.len();
-        self.delete_journal(delete).await?;
-        Ok(deleted)
+        Ok(delete)
     }
+}
+
+/// Whether a summary is to be written. It costs as much as there are tags and snapshots, so it is
+/// written only after about as many changes.
+fn pays(state: &JournalState) -> bool {
+    state.objects > FEW as u64 && state.last.saturating_sub(state.summary) > state.names / 4
 }
 
 /// The newest summary.
@@ -152,6 +180,13 @@ pub(crate) struct Newest {
 }
 
 impl Newest {
+    /// One that begins now, at this number.
+    fn begun(last: u64) -> Self {
+        let set = uuid::Uuid::now_v7().simple().to_string();
+        let key = Key { number: last, part: Some((set, 0)), digest: Digest::sha256(b"") };
+        Self { last, prefix: key.set_prefix().unwrap_or_default() }
+    }
+
     pub(crate) fn of(rows: &[JournalRow]) -> Result<Option<Self>> {
         let newest = rows.iter().filter(|row| row.summary).max_by_key(|row| (row.last, &row.key));
         newest.map(|row| Ok(Self { last: row.last, prefix: super::summary_of(&row.key)? })).transpose()

@@ -93,6 +93,8 @@ macro_rules! metadata_transactions {
             close_push(push: PushId) -> () = WRITE |tx| sessions::close_push(tx, push);
             /// Sessions that live, oldest first.
             unfinished(limit: usize) -> Vec<Unfinished> = READ |tx| sessions::unfinished(tx, *limit);
+            /// Sessions that the next collection forgets: open or ended, they have expired.
+            expired_sessions() -> u64 = READ |tx| sessions::expired(tx);
             /// Ends every session that lives and gives up every pack that is being written; returns
             /// how many sessions. For a store of one host.
             end_pushes() -> u64 = WRITE |tx| sessions::end_all(tx);

@@ -143,6 +143,12 @@ pub(super) async fn end_captures(tx: &mut dyn Tx) -> Outcome<u64> {
     Ok(sessions.len() as u64)
 }
 
+/// Sessions that [`forget_expired`] forgets.
+pub(super) async fn expired(tx: &mut dyn Tx) -> Outcome<u64> {
+    let now = tx.now().await?;
+    tx.one("SELECT count(*) FROM pushes WHERE expires < $1", values![now]).await
+}
+
 /// Forgets sessions that expired. A transaction of its own: a push that ends renews its session
 /// while it holds objects, so a transaction that holds a session must not wait for objects.
 pub(super) async fn forget_expired(tx: &mut dyn Tx) -> Outcome<u64> {

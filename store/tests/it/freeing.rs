@@ -3,10 +3,11 @@
 
 use crate::common::rig::{Backend, Rig};
 use crate::common::watched::Watched;
-use crate::common::{Snapshot, leaks, pieces, property, push, repository, snapshot};
+use crate::common::{Snapshot, leaks, pieces, property, push, repository, snapshot, tag};
 use pfr_schema::api::GcReport;
+use pfr_schema::journal::{Journal, Numbered};
 use pfr_schema::{Digest, Kind};
-use pfr_store::{GcOptions, LivePush, Metadata, Options, Pin, Store};
+use pfr_store::{GcOptions, LivePush, Metadata, Options, Pin, Store, TagMove};
 use proptest::prelude::*;
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,6 +26,7 @@ on_every_backend!(
     what_takes_up_room_adds_up,
     what_takes_up_room_is_counted_in_as_many_transactions_for_more_packs,
     the_end_of_a_session_costs_no_write_for_each_object,
+    the_dry_run_counts_sessions_and_the_objects_of_the_journal,
 );
 on_every_backend_and_memory!(the_dry_run_says_exactly_what_the_run_does);
 
@@ -272,29 +274,63 @@ async fn the_end_of_a_session_costs_no_write_for_each_object(on: Backend) {
     assert!(written < 20, "{written} rows for a commit of {} objects", s.pages.len());
 }
 
-/// Asserts that a dry run and the run after it report the same.
-fn same(planned: &GcReport, done: &GcReport) {
-    let numbers = |r: &GcReport| {
-        [
-            ("released", r.released),
-            ("unclaimed", r.unclaimed),
-            ("freed bytes", r.freed_bytes),
-            ("evicted", r.evicted),
-            ("packs emptied", r.packs_emptied),
-            ("packs abandoned", r.packs_abandoned),
-            ("packs compacted", r.packs_compacted),
-            ("packs merged", r.packs_merged),
-            ("moved bytes", r.moved_bytes),
-            ("packs deleted", r.packs_deleted),
-            ("deleted bytes", r.deleted_bytes),
-            ("draining bytes", r.draining_bytes),
-            ("draining until", r.draining_ends_at.unwrap_or(0)),
-            ("protected objects", r.protected.as_ref().map_or(0, |p| p.objects)),
-            ("protected bytes", r.protected.as_ref().map_or(0, |p| p.bytes)),
-            ("protected until", r.protected.as_ref().and_then(|p| p.expires_at).unwrap_or(0)),
-        ]
+/// Plans, runs, and asserts that both say the same. Returns what they say.
+async fn planned_and_done(rig: &Rig, options: &GcOptions) -> GcReport {
+    let planned = rig.store.gc(&GcOptions { dry_run: true, ..options.clone() }, &mut |_| ()).await.unwrap();
+    let done = rig.store.gc(options, &mut |_| ()).await.unwrap();
+    same(&planned, &done);
+    done
+}
+
+async fn the_dry_run_counts_sessions_and_the_objects_of_the_journal(on: Backend) {
+    let rig = rig(on).await;
+    let kept = pages(0..2);
+    push(&rig.store, &kept, "base").await.unwrap();
+    let base = kept.manifest.digest;
+    let changes = async |count: usize| {
+        for _ in 0..count {
+            rig.store.put_tag(&repository(), tag("more"), base, None).await.unwrap();
+            rig.store.delete_tag(&repository(), &tag("more"), None).await.unwrap();
+        }
     };
-    assert_eq!(numbers(planned), numbers(done));
+    // Some are over, by a commit and by themselves, and some are open.
+    uploaded(&rig, &pages(10..12)).await;
+    assert_eq!(planned_and_done(&rig, &at_once()).await.sessions, 0);
+    rig.seconds(LEASE + 1);
+    let (_, options) = (uploaded(&rig, &pages(20..22)).await, GcOptions { end_sessions: true, ..at_once() });
+    assert_eq!(planned_and_done(&rig, &options).await.sessions, 3);
+    // So few objects of the journal stay, and so does one that no row names.
+    rig.metadata.put_tags(repository(), base, vec![TagMove { tag: tag("left"), expected: None }]).await.unwrap();
+    let left = rig.metadata.unjournaled(10).await.unwrap();
+    let numbered = left.into_iter().map(|change| Numbered { seq: change.seq, change: change.record }).collect();
+    let (key, bytes) = Journal::changes(numbered).to_object();
+    rig.put(&key.as_str().into(), bytes).await;
+    changes(10).await;
+    assert_eq!(planned_and_done(&rig, &at_once()).await.journal_deleted, 0);
+    // A summary makes all superfluous, with the change that a killed process left.
+    changes(120).await;
+    rig.metadata.put_tags(repository(), base, vec![TagMove { tag: tag("last"), expected: None }]).await.unwrap();
+    let done = planned_and_done(&rig, &at_once()).await;
+    assert!(done.journal_deleted > 256, "{done:?}");
+    // The next one does so with that summary, too.
+    assert_eq!(planned_and_done(&rig, &at_once()).await.journal_deleted, 0);
+    changes(130).await;
+    let done = planned_and_done(&rig, &at_once()).await;
+    assert_eq!(done.journal_deleted, 261, "{done:?}");
+}
+
+/// Asserts that a dry run and the run after it report the same, but for what tells runs apart.
+fn same(planned: &GcReport, done: &GcReport) {
+    let told = |report: &GcReport| GcReport {
+        id: String::new(),
+        dry_run: false,
+        started_at: 0,
+        finished_at: None,
+        // A dry run has none.
+        disk_bytes: None,
+        ..report.clone()
+    };
+    assert_eq!(told(planned), told(done));
 }
 
 #[derive(Clone, Debug)]

@@ -46,7 +46,7 @@ pub async fn of(metadata: &dyn Metadata, universe: &Universe) -> String {
     for PinnedSnapshot { repository, snapshot, pins } in metadata.pinned(3).await.unwrap() {
         writeln!(text, "{repository} {} {:?} {pins:?}", snapshot.digest, snapshot.tags).unwrap();
     }
-    writeln!(text, "{:?}", metadata.count_snapshots().await.unwrap()).unwrap();
+    writeln!(text, "{:?} {}", metadata.count_snapshots().await.unwrap(), metadata.expired_sessions().await.unwrap()).unwrap();
     writeln!(text, "{:?} {:?}", metadata.evictable(3).await.unwrap(), metadata.repositories(None, 10).await.unwrap()).unwrap();
     let mut cursor = changes(&mut text, metadata).await;
     loop {
