@@ -343,17 +343,47 @@ async fn a_change_whose_process_ended_before_the_journal_is_journaled_when_it_is
         assert!(again.created);
         assert_eq!(world.comes_back("third").await, Some(third.manifest));
 
-        let key = key();
-        let body = json!({"snapshot": second, "if_tag_is": "absent"});
-        // The digest of the request, as the registry computes it.
-        let request = Digest::sha256(&serde_json::to_vec(&("put_tag", tag("new"), second.to_string(), Some(TagState::Absent))).unwrap());
-        let once = Once { session: PushId(key.clone()), request };
+        // Each change, and all that its request asks, as the registry takes the digest of it.
+        let first = world.first.manifest;
+        let fork = ForkRequest { snapshot: second.to_string(), count: 3, prefix: "try".into() };
         let moves = vec![TagMove { tag: tag("new"), expected: Some(TagState::Absent) }];
-        let change = NameChange::PutTags { snapshot: second, moves };
-        metadata.change_names(repository(), change, Some(once), Duration::from_secs(600), None, None).await.unwrap();
-        assert!(!metadata.unjournaled(10).await.unwrap().is_empty());
-        let _: api::TagInfo = ok(world.send(Method::PUT, "tags/new", Some(&key), &body).await).await;
-        assert_eq!(world.comes_back("new").await, Some(second));
+        let changes = [
+            (
+                (Method::PUT, "tags/new".to_owned(), json!({"snapshot": second, "if_tag_is": "absent"})),
+                serde_json::to_vec(&("put_tag", tag("new"), second.to_string(), Some(TagState::Absent))),
+                NameChange::PutTags { snapshot: second, moves },
+            ),
+            (
+                (Method::POST, "forks".to_owned(), serde_json::to_value(&fork).unwrap()),
+                serde_json::to_vec(&("fork", &fork)),
+                NameChange::fork(second, &fork.prefix, fork.count).unwrap().0,
+            ),
+            (
+                (Method::DELETE, "tags/gone".to_owned(), Value::Null),
+                serde_json::to_vec(&("delete_tag", tag("gone"), None::<TagState>)),
+                NameChange::DeleteTag { tag: tag("gone"), expected: None },
+            ),
+            (
+                (Method::DELETE, format!("snapshots/{first}"), Value::Null),
+                serde_json::to_vec(&("delete_snapshot", first, None::<Digest>)),
+                NameChange::DeleteSnapshot { snapshot: first, etag: None },
+            ),
+        ];
+        for ((method, path, body), request, change) in changes {
+            let key = key();
+            let once = Once { session: PushId(key.clone()), request: Digest::sha256(&request.unwrap()) };
+            metadata.change_names(repository(), change, Some(once), Duration::from_secs(600), None, None).await.unwrap();
+            assert!(!metadata.unjournaled(10).await.unwrap().is_empty(), "{path}: the process ended before the journal");
+            let answer = world.send(method, &path, Some(&key), &body).await;
+            assert!(answer.status().is_success(), "{path}: {}", answer.text().await.unwrap());
+            assert_eq!(metadata.unjournaled(10).await.unwrap(), [], "{path}: it is acknowledged, and not in the journal");
+            world.comes_back("new").await;
+        }
+        let rebuilt = world.rebuilt().await;
+        for (name, there) in [("new", true), ("try-3", true), ("gone", false), ("main", false)] {
+            assert_eq!(rebuilt.tag(&repository(), &tag(name)).await.is_ok(), there, "{name}");
+        }
+        assert!(rebuilt.snapshot(&repository(), &first).await.is_err());
     }
 }
 
