@@ -79,6 +79,12 @@ impl Recorder {
         locked(&self.0).trace.ops.iter().enumerate().skip(from).find(|(_, op)| is_it(op)).map(|(at, _)| at)
     }
 
+    /// From now on, kills a program before the first operation after so many: before a call that
+    /// may be one is made.
+    pub fn kill_at(&self, position: usize) {
+        locked(&self.0).kill_at = position;
+    }
+
     /// The trace.
     ///
     /// # Errors
@@ -123,6 +129,8 @@ type Entered = (Pid, u64, [u64; 6]);
 
 struct Tracer {
     model: Arc<Mutex<Model>>,
+    /// The first thread of the program.
+    leader: Option<Pid>,
     /// Known threads. Each new thread first stops with a SIGSTOP of the kernel's tracing, which
     /// must not be passed on to it.
     seen: HashSet<Pid>,
@@ -134,7 +142,7 @@ struct Tracer {
 
 impl Tracer {
     fn new(model: Arc<Mutex<Model>>) -> Self {
-        Self { model, seen: HashSet::new(), inside: None, waiting: VecDeque::new() }
+        Self { model, leader: None, seen: HashSet::new(), inside: None, waiting: VecDeque::new() }
     }
 
     /// Runs in one thread from start to end: the kernel takes requests about a traced process from
@@ -145,6 +153,7 @@ impl Tracer {
         unsafe { command.pre_exec(|| Ok(ptrace::traceme()?)) };
         let child = command.spawn().map_err(|e| format!("{command:?}: {e}"))?;
         let leader = Pid::from_raw(child.id() as i32);
+        self.leader = Some(leader);
         self.seen.insert(leader);
         let words = |what: &'static str| move |e: Errno| format!("{what}: {e}");
         waitpid(leader, Some(WaitPidFlag::__WALL)).map_err(words("waiting for the first stop"))?;
@@ -210,8 +219,15 @@ impl Tracer {
                 Effects::None => go_on(thread, None),
                 Effects::Some if self.inside.is_some() => still.push_back(entered),
                 Effects::Some => {
-                    self.inside = locked(&self.model).begun(thread, number, &arguments).map(|call| (thread, call));
-                    go_on(thread, None);
+                    let mut model = locked(&self.model);
+                    self.inside = model.begun(thread, number, &arguments).map(|call| (thread, call));
+                    if self.inside.is_some() && model.trace.ops.len() >= model.kill_at {
+                        // A thread that is killed at the entry of a call does not make it. That the
+                        // program has ended meanwhile is reported next.
+                        let _ = self.leader.map(|leader| kill(leader, Signal::SIGKILL));
+                    } else {
+                        go_on(thread, None);
+                    }
                 }
             }
         }

@@ -32,6 +32,8 @@ pub(super) struct Model {
     next: Node,
     /// The first thing that was done and is not modelled.
     pub fault: Option<String>,
+    /// Operations after which the program is killed.
+    pub kill_at: usize,
 }
 
 impl Model {
@@ -46,6 +48,7 @@ impl Model {
             sizes: HashMap::new(),
             next: ROOT,
             fault: None,
+            kill_at: usize::MAX,
         };
         model.adopt(&root);
         model

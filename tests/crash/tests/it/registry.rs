@@ -1,6 +1,8 @@
 //! The life of a registry, recorded: pushes, commits, deletions, a collection with compaction, WAL
 //! checkpoints, a kill, restarts.
 
+mod full_disk;
+
 use nix::sys::signal::Signal;
 use nix::sys::wait::WaitStatus;
 use pfr_crash::check::{DATA, DOMAIN, REPOSITORY, folder, push, repository, run};
