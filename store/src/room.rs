@@ -81,7 +81,8 @@ impl Room {
         self.reserve.len()
     }
 
-    /// Refuses growth while the disk has less than the floor, or the reserve is not complete.
+    /// Refuses growth while the disk has less than the floor. What the reserve lacks counts as
+    /// taken.
     ///
     /// # Errors
     /// [`Error::Full`].

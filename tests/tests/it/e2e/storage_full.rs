@@ -1,5 +1,7 @@
 //! A full disk: a clear error, reads go on, and there is always a way back.
 
+mod reserve;
+
 use pfr_schema::flat::{FlatManifest, Page, Sequence};
 use pfr_schema::snapshot::{Descriptor, Manifest, SnapshotConfig};
 use pfr_schema::tree::{Group, PageTree};
@@ -333,12 +335,24 @@ fn a_registry_starts_without_a_free_byte_and_without_its_reserve() {
     let ballast = disk.path().join("ballast");
     let file = std::fs::File::create(&ballast).unwrap();
     while (&file).write_all(&[1; 4096]).is_ok() {}
-    drop(file);
+    // Beside no registry `fsck` needs no space, but a collection has none to write with.
+    for (command, code, said) in [("fsck", 0, ""), ("gc", 8, "full"), ("fsck", 0, "")] {
+        let output = tool(&link, command, &["--json"]).output().unwrap();
+        let words = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(code) && words.contains(said), "{command}: {output:?}");
+    }
     registry.restart();
     pf.run(&["verify", "a:b"]).ok();
     let output = pf.run(&["push", dir.arg(), "a:c"]);
     assert!(output.code == 8 && output.stderr.contains("full"), "{output:?}");
     assert!(registry.log().contains("no other process can open the metadata"), "{}", registry.log());
+    // A collection needs a MiB of the disk.
+    registry.kill();
+    file.set_len(file.metadata().unwrap().len() - (1 << 20)).unwrap();
+    let output = tool(&link, "gc", &["--grace", "0"]).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    drop(file);
+    registry.restart();
     // With space it is shared again, and the reserve is put back.
     std::fs::remove_file(&ballast).unwrap();
     let output = tool(&link, "fsck", &[]).output().unwrap();
