@@ -4,9 +4,10 @@ use crate::config::Overrides;
 use crate::{Config, Error, daemon};
 use clap::{CommandFactory as _, Parser, Subcommand};
 use pfr_client::AgentClient;
-use pfr_client::cli::Failure;
+use pfr_client::cli::{self, Failure};
 use pfr_service::traces::{SERVER_END, TraceSettings};
 use pfr_service::{Secret, UserDirs, settings};
+use serde::Serialize;
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -28,6 +29,9 @@ enum Command {
         /// Settings file (TOML); flags and environment variables win over it.
         #[arg(long, env = "PF_AGENT_CONFIG", value_name = "FILE")]
         config: Option<PathBuf>,
+        /// Print both sockets as JSON when ready; an error is one JSON object on standard error.
+        #[arg(long)]
+        json: bool,
         #[command(flatten)]
         overrides: Box<Overrides>,
     },
@@ -43,11 +47,11 @@ enum Command {
         /// Its control socket.
         #[arg(long, env = "PF_AGENT_SOCKET", value_name = "PATH")]
         socket: Option<PathBuf>,
+        /// Print the result as JSON; an error is one JSON object on standard error.
+        #[arg(long)]
+        json: bool,
     },
 }
-
-/// Exit code of bad input, as everywhere in `pf`.
-const USAGE: u8 = 1;
 
 /// The command line of `pf-agent`, for its manual pages.
 #[must_use]
@@ -57,17 +61,15 @@ pub fn command() -> clap::Command {
 
 /// Runs the program with the arguments of this process, and returns its exit code.
 pub fn main() -> ExitCode {
-    let cli = match settings::parse::<Cli>() {
+    // Known before the arguments are parsed: an error in them is JSON, too.
+    let json = cli::asks_for_json(std::env::args_os());
+    let cli = match cli::parse_of_server::<Cli>(json) {
         Ok(cli) => cli,
-        Err(error) => {
-            // A closed standard error leaves no place to report that it is closed.
-            let _ = error.print();
-            return if error.use_stderr() { ExitCode::from(USAGE) } else { ExitCode::SUCCESS };
-        }
+        Err(code) => return code,
     };
     let code = match cli.command.run() {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => failure(&error).report(false),
+        Err(error) => failure(&error).report(json),
     };
     pfr_service::traces::finish(SERVER_END);
     code
@@ -88,33 +90,54 @@ impl Command {
     fn run(self) -> Result<(), Error> {
         let dirs = UserDirs::of_process();
         match self {
-            Self::Serve { config, mut overrides } => {
+            Self::Serve { config, json, mut overrides } => {
                 overrides.token = Secret::from_env("PF_AGENT_TOKEN");
-                serve(Config::load(config.as_deref(), *overrides, &dirs)?)
+                serve(Config::load(config.as_deref(), *overrides, &dirs)?, json)
             }
-            Self::Health { config, data, socket } => {
+            Self::Health { config, data, socket, json } => {
                 let given = Overrides { data, socket, ..Overrides::default() };
-                health(&Config::load(config.as_deref(), given, &dirs)?)
+                health(&Config::load(config.as_deref(), given, &dirs)?, json)
             }
         }
     }
 }
 
+/// Prints what happened: as JSON, or as a line of text. A closed standard output does not make the
+/// command fail.
+fn print<T: Serialize>(happened: &T, json: bool, line: impl FnOnce(&T) -> String) {
+    let text =
+        if json { pfr_client::json::document(happened).map(|document| document.to_string()).unwrap_or_default() } else { line(happened) };
+    let mut stdout = std::io::stdout().lock();
+    let _ = writeln!(stdout, "{text}").and_then(|()| stdout.flush());
+}
+
+/// What is printed of an agent that works.
+#[derive(Serialize)]
+struct Healthy {
+    status: &'static str,
+}
+
+/// What is printed when it is ready.
+#[derive(Serialize)]
+struct Listening {
+    socket: String,
+    engine_socket: String,
+}
+
 /// Longer than a store takes to answer that is only busy.
 const HEALTH_LIMIT: Duration = Duration::from_secs(6);
 
-fn health(config: &Config) -> Result<(), Error> {
+fn health(config: &Config, json: bool) -> Result<(), Error> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Error::io("start threads"))?;
     let agent = AgentClient::new(&config.socket)?;
     let asked = runtime.block_on(async { tokio::time::timeout(HEALTH_LIMIT, agent.ready()).await });
     let silent = |_| pfr_client::Error::AgentSilent { socket: config.socket.clone(), limit: HEALTH_LIMIT };
     asked.map_err(silent)??;
-    // A closed standard output does not make the agent unhealthy.
-    let _ = writeln!(std::io::stdout(), "ready");
+    print(&Healthy { status: "ready" }, json, |healthy| healthy.status.to_owned());
     Ok(())
 }
 
-fn serve(config: Config) -> Result<(), Error> {
+fn serve(config: Config, json: bool) -> Result<(), Error> {
     let opened = pfr_service::traces::open("pf-agent", &TraceSettings::default()).map_err(|e| Error::Invalid(e.to_string()))?;
     pfr_service::log::start(config.log_format, &config.log, opened.traces).map_err(|e| Error::Invalid(format!("log: {e}")))?;
     if let Some(error) = opened.refused {
@@ -124,10 +147,9 @@ fn serve(config: Config) -> Result<(), Error> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime = runtime.map_err(Error::io("start threads"))?;
     let served = runtime.block_on(daemon::serve(config, |config| {
-        let mut stdout = std::io::stdout().lock();
-        let (control, engines) = (config.socket.display(), config.engine_socket.display());
-        // A closed standard output is no reason not to serve.
-        let _ = writeln!(stdout, "listening on {control} (control) and {engines} (engines)").and_then(|()| stdout.flush());
+        let [socket, engine_socket] = [&config.socket, &config.engine_socket].map(|path| path.display().to_string());
+        let listening = Listening { socket, engine_socket };
+        print(&listening, json, |l| format!("listening on {} (control) and {} (engines)", l.socket, l.engine_socket));
     }));
     if matches!(served, Err(Error::Unsettled { .. })) {
         // Its end would close connections under a copy. The end of the process ends the copy first.

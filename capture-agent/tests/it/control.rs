@@ -67,6 +67,33 @@ async fn the_program_asks_the_agent_behind_a_socket_whether_it_works() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn with_json_the_program_writes_documents_and_its_errors_are_one_object_each() {
+    let host = host().await;
+    let _client = Client::of(&host).await;
+    let run = |arguments: &[&str]| -> Output {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_pf-agent"));
+        command.env_clear().args(arguments).arg("--json").output().unwrap()
+    };
+    let data = host.agent.config().data.display().to_string();
+    let socket = host.agent.config().socket.display().to_string();
+    let found = run(&["health", "--data", &data, "--socket", &socket]);
+    let document: Value = serde_json::from_slice(&found.stdout).unwrap();
+    assert_eq!(document, json!({"status": "ready"}), "{found:?}");
+    for (arguments, code, exit, has_hint) in [
+        (&["health", "--data", "/nonexistent"][..], "unavailable", 7, true),
+        (&["health", "--nonsense"], "invalid_request", 1, true),
+        (&["serve", "--data", "/dev/null/x"], "unavailable", 7, false),
+        (&["serve", "--data", "/dev/null/x", "--report-interval", "never"], "invalid_request", 1, false),
+    ] {
+        let found = run(arguments);
+        let text = String::from_utf8(found.stderr).unwrap();
+        let error: Value = serde_json::from_str(text.lines().last().unwrap()).unwrap_or_else(|e| panic!("{arguments:?}: {e}: {text}"));
+        assert_eq!((found.status.code(), &error["code"], &error["exit_code"]), (Some(exit), &json!(code), &json!(exit)), "{error}");
+        assert!(!error["message"].as_str().unwrap().is_empty() && error["hint"].is_string() == has_hint, "{error}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn engines_are_captured_and_restored_by_request() {
     let host = host().await;
     let client = Client::of(&host).await;

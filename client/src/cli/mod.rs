@@ -28,6 +28,7 @@ pub use commands::stats::print as print_stats;
 pub use context::Context;
 pub use failure::Failure;
 pub use program::{Program, main as run};
+pub use usage::{asks_for_json, parse_of_server};
 
 use args::{Args, Command};
 use clap::CommandFactory as _;

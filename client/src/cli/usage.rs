@@ -10,6 +10,7 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 /// Whether `--json` is among the arguments.
+#[must_use]
 pub fn asks_for_json(arguments: impl Iterator<Item = OsString>) -> bool {
     has_flag(arguments, "--json")
 }
@@ -20,9 +21,23 @@ pub fn has_flag(arguments: impl Iterator<Item = OsString>, flag: &str) -> bool {
     arguments.take_while(|argument| argument != "--").any(is_it)
 }
 
-/// The arguments of this process. Help, the version and errors are printed, and end it with the
-/// exit code.
+/// The arguments of `pf`, or of one of its programs. Help, the version and errors are printed, and
+/// end it with the exit code.
 pub fn parse<P: clap::Parser>(json: bool) -> Result<P, ExitCode> {
+    let tips =
+        |error: &clap::Error| unknown_command(error).and_then(|word| tip(&word)).or_else(|| of_password(error)).or_else(|| of_place(error));
+    parse_with(json, &tips)
+}
+
+/// The same for a server, which has no tips for words of other tools.
+///
+/// # Errors
+/// The exit code, when everything is printed.
+pub fn parse_of_server<P: clap::Parser>(json: bool) -> Result<P, ExitCode> {
+    parse_with(json, &|_| None)
+}
+
+fn parse_with<P: clap::Parser>(json: bool, tips: &dyn Fn(&clap::Error) -> Option<Advice>) -> Result<P, ExitCode> {
     if P::command().is_subcommand_required_set() && std::env::args_os().len() < 2 {
         // Fails only if stdout is closed.
         let _ = P::command().print_help();
@@ -36,7 +51,7 @@ pub fn parse<P: clap::Parser>(json: bool) -> Result<P, ExitCode> {
         let _ = error.print();
         return Err(ExitCode::SUCCESS);
     }
-    let tip = unknown_command(&error).and_then(|word| tip(&word)).or_else(|| of_password(&error)).or_else(|| of_place(&error));
+    let tip = tips(&error);
     let flags = given(std::env::args_os(), |name| std::env::var_os(name));
     if json {
         return Err(failure(&error, tip).at(&flags).report(true));

@@ -2,11 +2,11 @@
 //! where there is no other HTTP client, such as in an image.
 
 use super::Settings;
-use super::tool::runtime;
+use super::tool::{print, runtime};
 use crate::Error;
 use clap::Args;
 use pfr_schema::api::Problem;
-use std::io::Write as _;
+use serde::Serialize;
 use std::time::Duration;
 
 /// Longer than `/readyz` takes to find that the store does not answer.
@@ -18,8 +18,17 @@ pub(crate) struct Health {
     /// Ask only whether the process works, and not whether it reaches its database and its storage.
     #[arg(long)]
     live: bool,
+    /// Print the result as JSON; an error is one JSON object on standard error.
+    #[arg(long)]
+    json: bool,
     #[command(flatten)]
     settings: Settings,
+}
+
+/// What is printed of a registry that serves.
+#[derive(Serialize)]
+struct Healthy {
+    status: &'static str,
 }
 
 pub(super) fn run(args: Health) -> Result<(), Error> {
@@ -30,8 +39,7 @@ pub(super) fn run(args: Health) -> Result<(), Error> {
         Sick::Silent(reason) => Error::Unhealthy(format!("the registry at {url} does not answer: {reason}")),
         Sick::Refuses(reason) => Error::Unhealthy(format!("the registry at {url} is not {word}: {reason}")),
     })?;
-    // A closed standard output does not make the registry unhealthy.
-    let _ = writeln!(std::io::stdout(), "{word}");
+    print(&Healthy { status: word }, args.json, |healthy| format!("{}\n", healthy.status));
     Ok(())
 }
 

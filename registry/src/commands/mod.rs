@@ -17,11 +17,10 @@ mod tool;
 use crate::Error;
 use crate::config::{Config, Overrides};
 use clap::{Arg, Args, CommandFactory as _, Parser, Subcommand};
-use pfr_client::cli::Failure;
+use pfr_client::cli::{self, Failure};
 use pfr_service::settings;
 use pfr_service::traces::SERVER_END;
 use std::collections::BTreeSet;
-use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::LazyLock;
@@ -34,9 +33,6 @@ struct Cli {
     command: Command,
 }
 
-/// Exit code of bad input, as everywhere in `pf`.
-const USAGE: u8 = 1;
-
 /// The command line of `pf-registry`, for its manual pages.
 #[must_use]
 pub fn command() -> clap::Command {
@@ -45,25 +41,13 @@ pub fn command() -> clap::Command {
 
 /// Runs the command that the arguments of this process name, and returns its exit code.
 pub fn main() -> ExitCode {
-    let json = std::env::args_os().any(|argument| argument == "--json");
+    // Known before the arguments are parsed: an error in them is JSON, too.
+    let json = cli::asks_for_json(std::env::args_os());
     // Buckets and databases use TLS, and no crypto provider has been chosen in this process yet.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    let cli = match settings::parse::<Cli>() {
+    let cli = match cli::parse_of_server::<Cli>(json) {
         Ok(cli) => cli,
-        Err(error) => {
-            if std::env::args_os().len() < 2 {
-                // A closed standard output leaves no place to report that it is closed.
-                let _ = write!(std::io::stdout(), "{error}");
-                return ExitCode::SUCCESS;
-            }
-            if json && error.use_stderr() {
-                let (message, hint) = settings::explain(&error);
-                return with(Failure::usage(message), hint).report(json);
-            }
-            // The same for standard error.
-            let _ = error.print();
-            return if error.use_stderr() { ExitCode::from(USAGE) } else { ExitCode::SUCCESS };
-        }
+        Err(code) => return code,
     };
     let code = match cli.command.run() {
         Ok(()) => ExitCode::SUCCESS,
@@ -76,16 +60,11 @@ pub fn main() -> ExitCode {
 /// The error as `pf` reports its own.
 fn failure(error: &Error) -> Failure {
     match error.code() {
-        Some(code) => with(Failure::new(code, error.to_string()), error.hint()),
+        Some(code) => {
+            let failure = Failure::new(code, error.to_string());
+            error.hint().into_iter().fold(failure, Failure::hint)
+        }
         None => Failure::interrupted(error.exit_code(), error.to_string()),
-    }
-}
-
-/// A failure with advice, if there is some.
-fn with<S: AsRef<str>>(failure: Failure, hint: Option<S>) -> Failure {
-    match hint {
-        Some(hint) => failure.hint(hint.as_ref()),
-        None => failure,
     }
 }
 
@@ -94,7 +73,7 @@ fn with<S: AsRef<str>>(failure: Failure, hint: Option<S>) -> Failure {
 pub(crate) enum Command {
     /// Serves a store over HTTP. Prints `listening on http(s)://ADDRESS` when ready; logs go to
     /// standard error.
-    Serve(Settings),
+    Serve(serve::Serve),
     /// Collects garbage, once. May run beside a registry that serves the same store.
     #[command(mut_args(of_tool), after_help = MORE)]
     Gc(gc::Gc),
@@ -198,7 +177,7 @@ impl Command {
     /// Runs the command to its end.
     pub(crate) fn run(self) -> Result<(), Error> {
         match self {
-            Self::Serve(settings) => serve::run(settings.load()?),
+            Self::Serve(args) => serve::run(args),
             Self::Gc(args) => gc::run(args),
             Self::Mirror(arguments) => mirror::run(*arguments),
             Self::Scrub(args) => scrub::run(args),

@@ -1,14 +1,33 @@
 //! `pf-registry serve`: serves a store over HTTP.
 
-use crate::config::Config;
+use super::Settings;
+use super::tool::{print, runtime};
 use crate::{Error, Server};
+use clap::Args;
 use futures::FutureExt as _;
 use pfr_service::signals;
-use std::io::Write as _;
+use serde::Serialize;
 use std::time::Duration;
 
-pub(super) fn run(config: Config) -> Result<(), Error> {
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(Error::Runtime)?;
+/// Arguments of `serve`.
+#[derive(Args)]
+pub(crate) struct Serve {
+    /// Print the address as JSON when ready; an error is one JSON object on standard error.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    settings: Settings,
+}
+
+/// What is printed when it is ready.
+#[derive(Serialize)]
+struct Listening {
+    url: String,
+}
+
+pub(super) fn run(args: Serve) -> Result<(), Error> {
+    let config = args.settings.load()?;
+    let runtime = runtime()?;
     let served = runtime.block_on(async {
         let server = Server::bind(config).await?;
         // Before the address is printed: a signal must not arrive before it is handled.
@@ -21,10 +40,7 @@ pub(super) fn run(config: Config) -> Result<(), Error> {
                 }
             });
         }
-        let mut stdout = std::io::stdout().lock();
-        // A closed standard output is no reason not to serve.
-        let _ = writeln!(stdout, "listening on {}", server.url()).and_then(|()| stdout.flush());
-        drop(stdout);
+        print(&Listening { url: server.url() }, args.json, |listening| format!("listening on {}\n", listening.url));
         server.run(signal.map(drop)).await
     });
     // Blocking work that outlived the grace period was not acknowledged; the store removes its

@@ -37,7 +37,7 @@ async fn the_help_of_a_tool_lists_its_own_options_and_which_store() {
         ("scrub", &["full", "rate", "heal-from", "heal-token", "domain", "json"]),
         ("fsck", &["repair", "domain", "json"]),
         ("rebuild", &["domain", "json"]),
-        ("health", &["live"]),
+        ("health", &["live", "json"]),
         ("mirror", &["from", "to", "repository", "interval", "once", "delete", "json"]),
     ] {
         for flag in ["-h", "--help"] {
@@ -201,6 +201,10 @@ fn an_error_with_json_is_one_object() {
         (&["gc", "--json"][..], "invalid_request", 1),
         (&["gc", "--json", "--nonsense"], "invalid_request", 1),
         (&["scrub", "--json", "--data", file], "unavailable", 7),
+        (&["serve", "--json", "--data", file], "unavailable", 7),
+        (&["serve", "--json", "--nonsense"], "invalid_request", 1),
+        (&["health", "--json", "--listen", "127.0.0.1:1"], "unavailable", 7),
+        (&["health", "--json", "--listen", "nowhere"], "invalid_request", 1),
         (&["mirror", "--json", "--from", "http://127.0.0.1:1", "--to", "http://127.0.0.1:1/"], "invalid_request", 1),
     ] {
         let (exited, _, stderr) = run(arguments);

@@ -89,14 +89,35 @@ fn the_program_says_where_it_listens_and_ends_with_0_on_either_signal() {
     }
 }
 
-/// Exit code and standard error of `pf-registry health` for a registry that listens there.
-fn health(listen: &str, more: &[&str]) -> (Option<i32>, String) {
+#[test]
+fn with_json_the_program_and_its_health_write_documents() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (mut child, line, _rest) = start(&["--json", "--data", dir.path().to_str().expect("a path"), "--listen", "127.0.0.78:0"]);
+    let ready: serde_json::Value = serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line:?}"));
+    let address = ready["url"].as_str().and_then(|url| url.strip_prefix("http://")).expect("its address").to_owned();
+    for (more, status) in [(&["--json"][..], "ready"), (&["--json", "--live"], "alive")] {
+        let output = health_command(&address, more).output().expect("it runs");
+        let document: serde_json::Value = serde_json::from_slice(&output.stdout).expect("a document");
+        assert_eq!(document, serde_json::json!({ "status": status }));
+    }
+    signal(&child, "KILL");
+    child.wait().expect("it ends");
+}
+
+/// `pf-registry health` for a registry that listens there.
+fn health_command(listen: &str, more: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_pf-registry"));
     for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("PF_REGISTRY_")) {
         command.env_remove(name);
     }
     // As in an image: the settings are variables, and a data directory is not among them.
-    let output = command.arg("health").args(more).env("PF_REGISTRY_LISTEN", listen).output().expect("it runs");
+    command.arg("health").args(more).env("PF_REGISTRY_LISTEN", listen);
+    command
+}
+
+/// Its exit code and standard error.
+fn health(listen: &str, more: &[&str]) -> (Option<i32>, String) {
+    let output = health_command(listen, more).output().expect("it runs");
     (output.status.code(), String::from_utf8(output.stderr).expect("text"))
 }
 
