@@ -119,8 +119,8 @@ impl fmt::Debug for Brake {
 /// The state of the connection to the registry.
 #[derive(Debug, Default)]
 struct Connection {
-    /// Whether the registry has ever answered.
-    answered: AtomicBool,
+    /// Whether the registry has ever answered, or taken a request.
+    reached: AtomicBool,
     /// Failures in a row of the request that has failed most often.
     failures: AtomicU32,
 }
@@ -138,9 +138,13 @@ pub struct RemoteOptions {
     pub extra_roots: Option<PathBuf>,
     /// How often a request is tried again before giving up. Default 5.
     pub retries: u32,
-    /// How long requests are retried if the registry has answered before: a restart takes its time.
-    /// With zero only `retries` counts. Default 2 minutes.
+    /// How long requests are retried if the registry has been reached: it has answered before, or
+    /// taken a request. A restart takes its time. With zero only `retries` counts. Default 2
+    /// minutes.
     pub retry_for: Duration,
+    /// Whether `retry_for` counts although the registry has not been reached yet. Default false:
+    /// its address may be wrong.
+    pub retry_from_start: bool,
     /// Longest wait between two tries; a registry that asks for more is not asked again. Default 30
     /// s.
     pub longest_wait: Duration,
@@ -164,6 +168,7 @@ impl Default for RemoteOptions {
             extra_roots: None,
             retries: 5,
             retry_for: Duration::from_secs(120),
+            retry_from_start: false,
             longest_wait: Duration::from_secs(30),
             connect_timeout: Duration::from_secs(10),
             idle_timeout: Duration::from_secs(120),

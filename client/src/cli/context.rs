@@ -166,16 +166,9 @@ impl Context {
     /// How to reach a registry, without a token.
     fn remote_options(&self) -> RemoteOptions {
         let token_over_http = self.settings.all.token_over_http.unwrap_or(false);
-        let defaults = RemoteOptions::default();
-        let retries = self.settings.all.retries.unwrap_or(defaults.retries);
-        let retry_for = match (self.settings.all.retries, self.settings.all.retry_for) {
-            (Some(_), _) => Duration::ZERO,
-            (None, Some(seconds)) => Duration::from_secs(seconds),
-            (None, None) => defaults.retry_for,
-        };
         let on_retry = Some(progress::on_retry(self.quiet || self.json));
         let extra_roots = self.settings.all.tls_ca.clone();
-        RemoteOptions { token_over_http, extra_roots, retries, retry_for, on_retry, ..defaults }
+        RemoteOptions { token_over_http, extra_roots, on_retry, ..retries(&self.settings.all) }
     }
 
     /// The local store. Creates it if it does not exist.
@@ -343,6 +336,16 @@ impl Settings {
     }
 }
 
+/// How long a registry is tried again. A time that the user gives counts from the start.
+fn retries(settings: &Overrides) -> RemoteOptions {
+    let defaults = RemoteOptions::default();
+    match (settings.retries, settings.retry_for) {
+        (Some(retries), _) => RemoteOptions { retries, retry_for: Duration::ZERO, ..defaults },
+        (None, Some(seconds)) => RemoteOptions { retry_for: Duration::from_secs(seconds), retry_from_start: true, ..defaults },
+        (None, None) => defaults,
+    }
+}
+
 fn base_url(url: &str) -> &str {
     url.trim_end_matches('/')
 }
@@ -378,6 +381,18 @@ mod tests {
         assert_eq!(of((Some(9), Some(60)), file), (Some(9), Some(60)));
         assert_eq!(of((None, None), file), (Some(3), Some(30)));
         assert_eq!(of((None, None), ""), (None, None));
+    }
+
+    #[test]
+    fn a_time_for_retries_that_is_given_counts_from_the_start() {
+        let of = |retries, retry_for| {
+            let options = super::retries(&Overrides { retries, retry_for, ..Overrides::default() });
+            (options.retries, options.retry_for.as_secs(), options.retry_from_start)
+        };
+        assert_eq!(of(None, None), (5, 120, false));
+        assert_eq!(of(None, Some(60)), (5, 60, true));
+        assert_eq!(of(Some(9), Some(60)), (9, 0, false));
+        assert_eq!(of(None, Some(0)), (5, 0, true));
     }
 
     #[test]

@@ -35,8 +35,8 @@ impl<'a> Tries<'a> {
     pub async fn again(&mut self, error: Error, retry_after: Option<Duration>) -> Result<(), Error> {
         self.failures += 1;
         let since = *self.since.get_or_insert_with(Instant::now);
-        let answered = self.remote.connection.answered.load(Ordering::Relaxed);
-        let Some(wait) = after(&error, retry_after, self.failures, since.elapsed(), answered, self.remote.options()) else {
+        let reached = self.remote.connection.reached.load(Ordering::Relaxed);
+        let Some(wait) = after(&error, retry_after, self.failures, since.elapsed(), reached, self.remote.options()) else {
             return Err(error);
         };
         tracing::debug!(%error, wait_ms = wait.as_millis(), failures = self.failures, "request failed, retrying");
@@ -50,17 +50,17 @@ impl<'a> Tries<'a> {
 /// The wait before the next try, after the `failures`-th failure in a row, the first of which was
 /// `elapsed` ago; `None` to give up.
 ///
-/// A registry that has answered before may be restarting: it is given time. So is one that lets
-/// this caller send only so many requests a second, and says when the next one may come. One that
-/// never has answered may be a mistake in an address, and one that refuses or cuts its answers does
-/// not improve with time: both get a few tries. A try of one that takes connections and says
-/// nothing lasts minutes: it gets no more time than one that has answered.
+/// A registry that was reached before may be restarting: it is given time. So is one that lets this
+/// caller send only so many requests a second, and says when the next one may come. One that was
+/// never reached may be a mistake in an address, and one that refuses or cuts its answers does not
+/// improve with time: both get a few tries. A try of one that takes connections and says nothing
+/// lasts minutes: it gets no more time than one that was reached.
 fn after(
     error: &Error,
     retry_after: Option<Duration>,
     failures: u32,
     elapsed: Duration,
-    answered: bool,
+    reached: bool,
     options: &RemoteOptions,
 ) -> Option<Duration> {
     if !error.retryable() {
@@ -68,7 +68,7 @@ fn after(
     }
     let wait = retry_after.unwrap_or_default().max(WAITS.wait(failures));
     let is_away = matches!(error, Error::Unreachable { .. } | Error::Foreign { .. });
-    let by_time = answered && (is_away || is_rate_limited(error)) && !options.retry_for.is_zero();
+    let by_time = (reached || options.retry_from_start) && (is_away || is_rate_limited(error)) && !options.retry_for.is_zero();
     let in_time = options.retry_for.is_zero() || elapsed.saturating_add(wait) <= options.retry_for;
     let more = if by_time { in_time } else { failures <= options.retries && (in_time || !is_away) };
     (more && wait <= options.longest_wait).then_some(wait)
@@ -81,16 +81,21 @@ fn is_rate_limited(error: &Error) -> bool {
 impl Remote {
     /// Notes that the registry has answered with a refusal.
     pub(super) fn refused(&self, is_retryable: bool) {
-        self.connection.answered.store(true, Ordering::Relaxed);
+        self.reached();
         // Otherwise the request is not served yet.
         if !is_retryable {
             self.answered();
         }
     }
 
+    /// Notes that the registry is where it was looked for, or was there a moment ago.
+    pub(super) fn reached(&self) {
+        self.connection.reached.store(true, Ordering::Relaxed);
+    }
+
     /// Notes that the registry has served a request, or refused it for good.
     pub(super) fn answered(&self) {
-        self.connection.answered.store(true, Ordering::Relaxed);
+        self.reached();
         if self.connection.failures.swap(0, Ordering::Relaxed) > 0
             && let Some(tell) = &self.options.on_retry
         {
@@ -139,14 +144,17 @@ mod tests {
     }
 
     #[test]
-    fn a_registry_that_has_answered_is_given_time_and_one_that_never_has_a_few_tries() {
+    fn a_registry_that_was_reached_is_given_time_and_one_that_never_was_a_few_tries() {
         let options = RemoteOptions { retries: 3, retry_for: 60 * SECOND, ..RemoteOptions::default() };
         let away = Error::Unreachable { url: String::new(), reason: String::new(), attempts: 1 };
-        let again = |error, failures, elapsed, answered| after(error, None, failures, elapsed, answered, &options).is_some();
+        let again = |error, failures, elapsed, reached| after(error, None, failures, elapsed, reached, &options).is_some();
         assert!(again(&away, 3, 50 * SECOND, false) && !again(&away, 4, SECOND, false));
         assert!(!again(&away, 2, 60 * SECOND, false), "each of its tries takes minutes");
         assert!(again(&away, 40, 45 * SECOND, true) && !again(&away, 2, 60 * SECOND, true));
         let cut = cut();
         assert!(again(&cut, 3, 50 * SECOND, true) && !again(&cut, 4, SECOND, true), "it is there");
+        let asked = RemoteOptions { retry_from_start: true, ..options };
+        let again = |failures, elapsed| after(&away, None, failures, elapsed, false, &asked).is_some();
+        assert!(again(40, 45 * SECOND) && !again(2, 60 * SECOND), "the caller knows that it will be there");
     }
 }

@@ -199,12 +199,22 @@ impl Remote {
                 self.refused(problem.retryable);
                 Error::Registry { problem: Box::new(problem) }
             }
-            _ => Error::Foreign { url, status, found: describe(&content_type, &body) },
+            _ => {
+                let error = Error::Foreign { url, status, found: describe(&content_type, &body) };
+                // A gateway in front of the registry says that it is away.
+                if error.retryable() {
+                    self.reached();
+                }
+                error
+            }
         };
         (error, retry_after)
     }
 
     pub(super) fn unreachable(&self, error: &reqwest::Error, attempts: u32) -> Error {
+        if took_request(error) {
+            self.reached();
+        }
         let unreachable = || Error::Unreachable { url: self.url().to_owned(), reason: reason(error), attempts };
         self.untrusted(error).unwrap_or_else(unreachable)
     }
@@ -230,6 +240,15 @@ impl Remote {
     pub(crate) fn protocol(&self, reason: String) -> Error {
         Error::Protocol { url: self.url().to_owned(), reason }
     }
+}
+
+/// Whether a request that failed was on a connection, and the connection was cut. One with an
+/// answer that is no HTTP shows that another server is there.
+fn took_request(error: &reqwest::Error) -> bool {
+    let errors = || std::iter::successors(Some(error as &(dyn std::error::Error + 'static)), |error| error.source());
+    let ended =
+        |error: &(dyn std::error::Error + 'static)| error.downcast_ref::<hyper::Error>().is_some_and(hyper::Error::is_incomplete_message);
+    error.is_request() && !error.is_connect() && errors().any(|error| error.is::<std::io::Error>() || ended(error))
 }
 
 fn no_byte(idle: Duration) -> String {

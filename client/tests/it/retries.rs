@@ -55,6 +55,80 @@ async fn an_address_that_never_answered_is_not_waited_for() {
     assert!(matches!(error, Error::Unreachable { attempts: 1, .. }), "{error}");
 }
 
+/// A port whose server takes a request and is gone, and is there again after so long; then it says
+/// that it has no such tag.
+async fn gone_for(outage: Duration) -> String {
+    let first = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = first.local_addr().unwrap();
+    tokio::spawn(async move {
+        let (mut taken, _) = first.accept().await.unwrap();
+        let _ = tokio::io::AsyncReadExt::read(&mut taken, &mut [0; 1024]).await.unwrap();
+        drop((first, taken));
+        tokio::time::sleep(outage).await;
+        let again = tokio::net::TcpListener::bind(address).await.unwrap();
+        let problem = pfr_schema::api::Problem::new(ErrorCode::TagUnknown, "there is none");
+        let answer = move || {
+            let body = serde_json::to_string(&problem).unwrap();
+            async move { (StatusCode::NOT_FOUND, [("content-type", "application/problem+json")], body) }
+        };
+        axum::serve(again, Router::new().fallback(any(answer))).await
+    });
+    format!("http://{address}")
+}
+
+#[tokio::test]
+async fn a_registry_that_goes_away_under_the_first_request_is_waited_for() {
+    let url = gone_for(Duration::from_millis(500)).await;
+    let heard = Arc::default();
+    let remote = remote(&url, Duration::from_secs(60), &heard);
+    let error = remote.tag(&crate::common::repository(), &tag("t")).await.unwrap_err();
+    assert_eq!(error.code(), ErrorCode::TagUnknown, "{error}");
+    assert!(heard.lock().unwrap().contains(&Some(2)), "the connection was cut, and then refused: {heard:?}");
+}
+
+async fn commands_of_one_request_outlast(outage: Duration) {
+    let commands: [&[&str]; 3] = [&["tag", "team/agent:x", "y"], &["rm", "team/agent:x"], &["scrub"]];
+    let ended = commands.map(|args| {
+        tokio::spawn(async move {
+            let (url, home) = (gone_for(outage).await, tempfile::tempdir().unwrap());
+            tokio::task::spawn_blocking(move || pf(home.path(), &[args, &["--registry", &url]].concat())).await.unwrap()
+        })
+    });
+    for (args, ended) in commands.into_iter().zip(ended) {
+        let (code, _, stderr) = ended.await.unwrap();
+        assert!(code == 5 && stderr.contains("registry not reachable, retrying (2) …"), "{args:?}: {code}: {stderr}");
+        assert!(stderr.contains("the registry answers again"), "{args:?}: {stderr}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_command_of_one_request_outlasts_a_restart_and_says_so() {
+    commands_of_one_request_outlast(Duration::from_millis(700)).await;
+}
+
+mod long {
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_command_of_one_request_outlasts_a_restart_and_says_so() {
+        super::commands_of_one_request_outlast(std::time::Duration::from_secs(10)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_speaks_something_else_is_not_waited_for() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move {
+        let mut open = Vec::new();
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let _ = tokio::io::AsyncWriteExt::write_all(&mut stream, b"SSH-2.0-OpenSSH_9.9\r\n").await;
+            open.push(stream);
+        }
+    });
+    let remote = remote(&url, Duration::from_secs(600), &Arc::default());
+    let error = tokio::time::timeout(Duration::from_secs(30), remote.stats(None)).await.unwrap().unwrap_err();
+    assert!(matches!(error, Error::Unreachable { attempts: 1, .. }), "{error}");
+}
+
 /// `pf` with its stderr piped.
 fn spawn(home: &Path, args: &[&str]) -> Child {
     let mut command = Command::new(env!("CARGO_BIN_EXE_pf"));
