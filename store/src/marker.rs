@@ -92,7 +92,7 @@ fn late() -> Error {
 fn of_another(found: &str, known: &str) -> Error {
     let reason = format!(
         "{KEY} on it has the id {found}, and this store's is {known}, so this is not the storage of this store: is it mounted, is it the \
-         right bucket?"
+         right bucket, and not that of another registry?"
     );
     Error::Unavailable { what: "storage", reason }
 }
@@ -107,9 +107,18 @@ fn without_its_packs(looked_for: usize) -> Error {
 }
 
 fn with_packs_of_others() -> Error {
-    let reason = "the database has no packs, and the storage has some: it was lost, or is not this store's. Move it away, and rebuild the \
-                  tables from the storage; or give this store a storage of its own";
-    Error::Unavailable { what: "metadata", reason: reason.into() }
+    of_another_database("packs", "the storage has some")
+}
+
+/// The database has none of these, and they are there: that of another registry lists them, or it
+/// was lost.
+fn of_another_database(what: &str, found: &str) -> Error {
+    let reason = format!(
+        "the database has no {what}, and {found}. If another registry uses this storage, two databases cannot share it: give this store a \
+         storage of its own, or the database of the other one. Otherwise the database was lost, or was not rebuilt to the end: move it \
+         away, and rebuild the tables from the storage while nothing else uses it"
+    );
+    Error::Unavailable { what: "metadata", reason }
 }
 
 impl Store {
@@ -357,12 +366,7 @@ impl Store {
         if self.metadata.journal_state(1).await?.last > 0 {
             return Ok(());
         }
-        Err(Error::Unavailable {
-            what: "metadata",
-            reason: "the database has no tags or snapshots, and the journal on the storage has some: it was lost, or is not this store's, or was \
-                     not rebuilt to the end. Move it away, and rebuild the tables from the storage"
-                .into(),
-        })
+        Err(of_another_database("tags or snapshots", "the journal on the storage has some"))
     }
 
     /// Checks that the storage is there and belongs to this store. Call this before taking
