@@ -54,7 +54,7 @@ impl Agent {
     /// # Errors
     /// [`Error::Store`], [`Error::Io`]; [`Error::Invalid`] if another agent has this data folder.
     pub async fn open(config: Config) -> Result<Self> {
-        let lock = lock(&config)?;
+        let lock = lock(&config).await?;
         let store = Store::open(&config.store_dir(), pfr_store::Options::default()).await?;
         end_captures(&store).await;
         let pushes = Pushes::open(&config, store.clone()).await?;
@@ -224,16 +224,18 @@ async fn end_captures(store: &Store) {
 }
 
 /// Locks the data folder: two agents would push everything twice and replace each other's sockets.
-/// The lock ends with the process.
-fn lock(config: &Config) -> Result<File> {
+/// The lock ends with the process. One that was killed is waited for a few seconds.
+async fn lock(config: &Config) -> Result<File> {
     pfr_service::durable::create_private_dir_all(&config.data).map_err(Error::io(format!("data folder {}", config.data.display())))?;
     let path = config.data.join("lock");
     let file = File::create(&path).map_err(Error::io(format!("lock {}", path.display())))?;
-    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(file),
-        Err(rustix::io::Errno::WOULDBLOCK) => {
-            Err(Error::Invalid(format!("another agent has the data folder {}; stop it, or give --data DIR", config.data.display())))
-        }
+    let lock = || match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(Some(())),
+        Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
         Err(error) => Err(Error::io(format!("lock {}", path.display()))(error.into())),
+    };
+    if pfr_service::lock::wait(&config.data, lock).await?.is_none() {
+        return Err(Error::Invalid(format!("another agent has the data folder {}; stop it, or give --data DIR", config.data.display())));
     }
+    Ok(file)
 }

@@ -18,13 +18,14 @@ pub struct DataLock {
 }
 
 impl DataLock {
-    /// Locks the data directory, and creates it if it does not exist. Returns `None` if the
-    /// metadata are in PostgreSQL: any number of registries may share a database.
+    /// Locks the data directory, and creates it if it does not exist. Waits a few seconds for a
+    /// process that was killed and has not ended yet. Returns `None` if the metadata are in
+    /// PostgreSQL: any number of registries may share a database.
     ///
     /// # Errors
     /// [`Error::Locked`] if another process holds the lock, [`Error::Store`] if the directory
     /// cannot be created or opened.
-    pub fn take(config: &Config) -> Result<Option<Self>, Error> {
+    pub async fn take(config: &Config) -> Result<Option<Self>, Error> {
         if !config.database.is_empty() {
             return Ok(None);
         }
@@ -32,18 +33,20 @@ impl DataLock {
         pfr_store::storage::make_dir(data)?;
         let failed = |error: std::io::Error| Error::Store(pfr_store::Error::of_dir(data, &error));
         let dir = File::open(data).map_err(failed)?;
-        match dir.try_lock() {
-            Ok(()) => {
-                // Truncate first: if the disk is full, the file is then empty and does not name an
-                // earlier process.
-                if let Err(error) = std::fs::write(data.join(HOLDER), "").and_then(|()| note_holder(data)) {
-                    tracing::debug!(%error, "writing the process id to the data directory failed");
-                }
-                Ok(Some(Self { _dir: dir }))
-            }
-            Err(TryLockError::WouldBlock) => Err(Error::Locked { data: data.clone(), holder: holder(data) }),
+        let lock = || match dir.try_lock() {
+            Ok(()) => Ok(Some(())),
+            Err(TryLockError::WouldBlock) => Ok(None),
             Err(TryLockError::Error(error)) => Err(failed(error)),
+        };
+        if pfr_service::lock::wait(data, lock).await?.is_none() {
+            return Err(Error::Locked { data: data.clone(), holder: holder(data) });
         }
+        // Truncate first: if the disk is full, the file is then empty and does not name an earlier
+        // process.
+        if let Err(error) = std::fs::write(data.join(HOLDER), "").and_then(|()| note_holder(data)) {
+            tracing::debug!(%error, "writing the process id to the data directory failed");
+        }
+        Ok(Some(Self { _dir: dir }))
     }
 }
 

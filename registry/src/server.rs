@@ -76,7 +76,7 @@ impl Server {
             // for good when the store is open: until then connections are refused, and do not wait.
             drop(listen(&config).await?);
         }
-        let lock = DataLock::take(&config)?;
+        let lock = DataLock::take(&config).await?;
         let opened = crate::storage::open_parts(&config).await?;
         opened.domains.default_store().begin_serving().await?;
         Self::bind_opened(opened, config, lock).await

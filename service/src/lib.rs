@@ -12,6 +12,7 @@
 //! | [`settings`] | settings from flags, environment and a file | `program` |
 //! | [`secret`] | tokens and passwords that cannot be printed | `program` |
 //! | [`user_dirs`] | the folders of the user | `program` |
+//! | [`lock`] | locks that another process may hold | `program` |
 //! | [`log`] | the log on standard error | `program` |
 //! | [`traces`] | spans, exported to a collector | `program` |
 //! | [`signals`] | the signals that end a program, or have it read its files again | `program` |
@@ -25,6 +26,8 @@ pub mod backoff;
 pub mod buffers;
 pub mod durable;
 mod few;
+#[cfg(feature = "program")]
+pub mod lock;
 #[cfg(feature = "program")]
 pub mod log;
 #[cfg(feature = "http")]

@@ -1,7 +1,7 @@
 //! `pf-registry rebuild`: builds a new database from packs and journal.
 
 use super::Settings;
-use super::tool::{PACKS, Which, lines, on_packs, print, there_are_packs};
+use super::tool::{PACKS, Which, lines, on_packs, print, runtime, there_are_packs};
 use crate::{DataLock, Error};
 use clap::Args;
 use pfr_client::human::count;
@@ -25,7 +25,7 @@ pub(super) fn run(args: Rebuild) -> Result<(), Error> {
     let name = &args.which.domain;
     let packs = if name.is_default() { PACKS.to_owned() } else { format!("{}/{name}/{PACKS}", DomainName::FOLDER) };
     there_are_packs(&config, &packs)?;
-    let _lock = DataLock::take(&config)?;
+    let _lock = runtime()?.block_on(DataLock::take(&config))?;
     let report = on_packs(&config, async |domains| {
         let mut report = domains.adopt(name).await?.rebuild(&mut |_| ()).await.map_err(Error::Work)?;
         if name.is_default() {

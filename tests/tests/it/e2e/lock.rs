@@ -1,6 +1,7 @@
 //! One registry for a data directory; tools beside it.
 
 use pfr_tests::{Pf, Registry, Shape, SnapshotDir, binary};
+use std::io::{BufRead as _, BufReader};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,6 +29,43 @@ fn a_second_registry_and_a_rebuild_are_refused_on_a_data_directory_in_use_and_to
         assert!(output.status.success(), "{command}: {}", String::from_utf8_lossy(&output.stderr));
     }
     pf.run(&["verify", "a:b"]).ok();
+}
+
+#[test]
+fn a_registry_over_the_storage_of_another_one_says_so_and_what_to_do() {
+    let (registry, other) = (Registry::start(), tempfile::tempdir().unwrap());
+    let pf = Pf::new(&registry.url());
+    let dir = SnapshotDir::write(&pf.path("dir"), Shape::TINY, &[1, 2, 3]);
+    pf.run(&["push", dir.arg(), "a:b"]).ok();
+    let storage = format!("file://{}", registry.data().join("packs").display());
+    let output = run("serve", other.path(), &["--listen", "127.0.0.1:0", "--storage", &storage]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(7), "{said}");
+    for words in
+        ["If another registry uses this storage, two databases cannot share it", "a storage of its own", "while nothing else uses it"]
+    {
+        assert!(said.contains(words), "{said}");
+    }
+}
+
+#[test]
+fn a_start_waits_for_a_process_that_is_about_to_end() {
+    let mut registry = Registry::start();
+    registry.kill();
+    let dir = std::fs::File::open(registry.data()).unwrap();
+    dir.lock().unwrap();
+    let mut program = Command::new(binary("pf-registry"));
+    program.args(["serve", "--listen", "127.0.0.1:0", "--data"]).arg(registry.data()).stdin(Stdio::null());
+    let mut started = program.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(started.stderr.take().unwrap()).lines().map_while(Result::ok);
+    let said = lines.find(|line| line.contains("in use by another process, waiting"));
+    assert!(said.is_some_and(|line| line.contains(registry.data().to_str().unwrap())), "it says for what it waits");
+    dir.unlock().unwrap();
+    let mut ready = String::new();
+    BufReader::new(started.stdout.take().unwrap()).read_line(&mut ready).unwrap();
+    assert!(ready.starts_with("listening on "), "{ready}");
+    started.kill().unwrap();
+    started.wait().unwrap();
 }
 
 #[test]
