@@ -3,7 +3,7 @@
 
 use crate::error::{Error, Result};
 use crate::llama::settings::LlamaServer;
-use pfr_client::{ByteSize, Remote, RemoteOptions, StoredTokens, same_server};
+use pfr_client::{ByteSize, Remote, RemoteOptions, StoredTokens, registry_url, same_server};
 use pfr_schema::AgentName;
 use pfr_schema::api::AgentReport;
 use pfr_schema::codec::Compression;
@@ -252,7 +252,7 @@ impl Config {
         let runtime = dirs.runtime.as_ref().map(|dir| dir.join("pf/agent.sock"));
         config.socket = given.socket.or(runtime).unwrap_or(config.socket);
         config.engine_socket = given.engine_socket.unwrap_or_else(|| config.socket.with_file_name("engines.sock"));
-        config.registry = given.registry.filter(|r| !r.is_empty()).map(|r| r.trim_end_matches('/').to_owned());
+        config.registry = given.registry.filter(|r| !r.is_empty()).map(|r| registry_url(&r).unwrap_or(r));
         config.tls_ca = given.tls_ca.filter(|path| !path.as_os_str().is_empty());
         config.verify_key = given.verify_key.filter(|path| !path.as_os_str().is_empty());
         config.token = given.token;

@@ -65,4 +65,4 @@ pub use remote::{
 pub use signing::{find_signature, public_keys};
 pub use site::Site;
 pub use size::{ByteSize, scrub_rate};
-pub use tokens::{StoredTokens, TokenCheck, same_registry, same_server};
+pub use tokens::{StoredTokens, TokenCheck, registry_url, same_registry, same_server};

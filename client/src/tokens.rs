@@ -5,7 +5,7 @@
 //! for, and to no other.
 
 use crate::error::{Error, Result};
-use pfr_schema::{DomainName, ErrorCode};
+use pfr_schema::{DomainName, ErrorCode, Reference};
 use pfr_service::{Secret, UserDirs, durable};
 use reqwest::Url;
 use std::collections::BTreeMap;
@@ -108,6 +108,19 @@ pub fn same_server(a: &str, b: &str) -> bool {
 /// The base URL of the server, whatever domain of it a base URL names.
 pub(crate) fn server_of(registry: &str) -> String {
     server(&key(registry)).to_owned()
+}
+
+/// The base URL of the registry with this address. Without a scheme, the rules for the host of a
+/// reference choose http or https. `None` if it is no address.
+#[must_use]
+pub fn registry_url(address: &str) -> Option<String> {
+    let address = address.trim_end_matches('/');
+    if address.contains("://") {
+        return Some(address.to_owned());
+    }
+    let reference: Reference = format!("{address}/x").parse().ok()?;
+    // A path that is no domain's would be taken for a part of the repository.
+    reference.registry.filter(|_| reference.repository.as_str() == "x")
 }
 
 /// Whether two base URLs name the same domain of the same server.

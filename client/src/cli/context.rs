@@ -10,7 +10,7 @@ use super::suggest::{CONFIG, Flags, Suggestion};
 use super::usage;
 use parking_lot::Mutex;
 use pfr_client::export::PlaceOptions;
-use pfr_client::{AgentClient, Remote, RemoteOptions, Site, StoredTokens, same_registry, same_server};
+use pfr_client::{AgentClient, Remote, RemoteOptions, Site, StoredTokens, registry_url, same_registry, same_server};
 use pfr_schema::codec::Compression;
 use pfr_schema::signature::PublicKey;
 use pfr_schema::{ErrorCode, Reference};
@@ -129,16 +129,8 @@ impl Context {
     /// The base URL of the registry that an argument names, or else of the configured registry.
     pub fn registry_at(&self, given: Option<&str>) -> Result<String, Failure> {
         let Some(given) = given else { return Ok(self.settings.registry.clone()) };
-        let url = match given.contains("://") {
-            true => given.to_owned(),
-            // Without a scheme, the rules for the host of a reference choose http or https.
-            false => format!("{}/x", base_url(given))
-                .parse::<Reference>()
-                .ok()
-                .and_then(|reference| reference.registry)
-                .ok_or_else(|| Failure::usage(format!("{given:?} names no registry: expected https://HOST[:PORT][/domains/NAME]")))?,
-        };
-        Ok(base_url(&url).to_owned())
+        let refused = || Failure::usage(format!("{given:?} names no registry: expected https://HOST[:PORT][/domains/NAME]"));
+        registry_url(given).ok_or_else(refused)
     }
 
     /// The tokens of earlier logins.
@@ -222,14 +214,17 @@ impl Context {
     /// The site of the repositories that patterns match: the local store, or the registry that they
     /// name.
     pub async fn site_of(&self, at: Where, repositories: &[Repositories]) -> Result<Site, Failure> {
-        let mut registries = repositories.iter().map(|repositories| repositories.registry.as_deref());
-        let registry = registries.next().flatten();
-        if registries.any(|other| other != registry) {
-            return Err(Failure::usage("the patterns name several registries; use one command for each"));
-        }
-        match registry {
+        let named = repositories.iter().find_map(|repositories| repositories.registry.as_deref());
+        match named {
             Some(url) if at.local => Err(Failure::usage(format!("--local means the local store, but a pattern names the registry {url}"))),
-            Some(_) => Ok(Site::Registry(self.remote_of(registry)?)),
+            Some(url) => {
+                let configured = &self.settings.registry;
+                let mut meant = repositories.iter().map(|repositories| repositories.registry.as_ref().unwrap_or(configured));
+                if meant.any(|meant| !same_registry(meant, url)) {
+                    return Err(Failure::usage("the patterns name several registries; use one command for each"));
+                }
+                Ok(Site::Registry(self.remote_of(named)?))
+            }
             None => self.site(at, None).await,
         }
     }
@@ -310,12 +305,17 @@ impl Context {
 impl Settings {
     fn resolve(mut given: Overrides, mut file: Overrides, dirs: &UserDirs) -> Self {
         let token = given.token.take();
-        let file_registry = base_url(file.registry.as_deref().unwrap_or(DEFAULT_REGISTRY)).to_owned();
+        // A text that is no address is refused when it is used.
+        let url_of = |given: Option<&str>| {
+            let given = given.unwrap_or(DEFAULT_REGISTRY);
+            registry_url(given).unwrap_or_else(|| given.to_owned())
+        };
+        let file_registry = url_of(file.registry.as_deref());
         let file_token = (file_registry, file.token.take());
         let mut all = given.or(file);
         all.store = all.store.or_else(|| store_dir(dirs));
         all.agent = all.agent.or_else(|| agent_socket(dirs));
-        let registry = base_url(all.registry.as_deref().unwrap_or(DEFAULT_REGISTRY)).to_owned();
+        let registry = url_of(all.registry.as_deref());
         Self { all, registry, token, file_token, stored: StoredTokens::of(dirs) }
     }
 
@@ -346,10 +346,6 @@ fn retries(settings: &Overrides) -> RemoteOptions {
     }
 }
 
-fn base_url(url: &str) -> &str {
-    url.trim_end_matches('/')
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -368,6 +364,18 @@ mod tests {
         assert_eq!(all.registry_of(None), "http://flag");
         assert_eq!(settings(None, "registry = \"http://file/\"", None).registry_of(None), "http://file");
         assert_eq!(settings(None, "", None).registry_of(None), DEFAULT_REGISTRY);
+    }
+
+    #[test]
+    fn a_registry_without_a_scheme_is_that_of_a_reference_with_this_host() {
+        let registry = |flag, file: &str| settings(flag, file, None).registry_of(None).to_owned();
+        assert_eq!(registry(Some("localhost:5377"), ""), "http://localhost:5377");
+        assert_eq!(registry(Some("pf.example:443/domains/acme/"), ""), "https://pf.example:443/domains/acme");
+        assert_eq!(registry(None, "registry = \"127.0.0.1:1\""), "http://127.0.0.1:1");
+        // It is refused when it is used.
+        assert_eq!(registry(Some("here"), ""), "here");
+        let given = settings(Some("localhost:5377"), "", Some("hush"));
+        assert_eq!(given.token_for("http://localhost:5377").unwrap(), Some(Secret::new("hush")));
     }
 
     #[test]
