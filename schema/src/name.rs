@@ -344,12 +344,13 @@ impl FromStr for Reference {
     }
 }
 
-/// Whether `text` is `<algorithm>:<hex>`, complete or shortened. Read as a reference, it would be a
-/// tag of a repository `sha256`.
+/// Whether `text` is `<algorithm>:<hex>`, complete or shortened, even too much. Read as a
+/// reference, it would be a tag of a repository `sha256`.
 #[must_use]
 pub fn is_bare_digest(text: &str) -> bool {
     let known = |name: &str| Algorithm::ALL.iter().any(|algorithm| algorithm.name() == name);
-    text.split_once(':').is_some_and(|(name, _)| known(name)) && text.parse::<DigestPrefix>().is_ok()
+    let is_short = |hex: &str| (1..DigestPrefix::MIN).contains(&hex.len()) && hex.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
+    text.split_once(':').is_some_and(|(name, hex)| known(name) && (is_short(hex) || text.parse::<DigestPrefix>().is_ok()))
 }
 
 /// The registry's base URL, if `text` names a registry, and the rest of `text`.

@@ -15,7 +15,7 @@ pub use engines::{
 pub use exchange::{Copy, Export, Import, ImportOther};
 pub use login::{Login, LoginAt};
 pub use names::{Diff, Fork, Inspect, Log, Ls, Prune, Rm, TagArgs};
-pub use reference::{Expected, Inside, Relative, Repositories, Target, repository_of};
+pub use reference::{Expected, Inside, Relative, Repositories, Short, Target, repository_of};
 pub use signing::{Keygen, Sign, Signing, SigningCommand};
 pub use transfer::{Encode, Pull, Push};
 pub use upkeep::{Completions, Df, Events, Gc, Pin, Retention, RetentionCommand, Scrub, Stats, TaskCommand, Tasks, Verify};

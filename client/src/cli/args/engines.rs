@@ -1,6 +1,6 @@
 //! Commands that talk to the capture agent of this host.
 
-use super::reference::Label;
+use super::reference::{Label, Short};
 use super::{AgentAt, Where};
 use crate::cli::completion::{references, repositories};
 use pfr_client::{Age, ByteSize};
@@ -155,9 +155,9 @@ pub struct Match {
     /// Token ids: a JSON array, or u32 little-endian; `-` reads stdin
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     pub tokens: PathBuf,
-    /// Fingerprint of the engine configuration
+    /// Fingerprint of the engine configuration, which may be cut short
     #[arg(long, value_name = "DIGEST", group = "deployment")]
-    pub fingerprint: Option<pfr_schema::Digest>,
+    pub fingerprint: Option<Short>,
     /// The fingerprint of this engine, as the agent knows it
     #[arg(long, value_name = "ENGINE", group = "deployment")]
     pub engine: Option<String>,

@@ -5,7 +5,7 @@ use crate::cli::suggest::Suggestion;
 use pfr_client::Site;
 use pfr_schema::api::TagState;
 use pfr_schema::name::is_bare_digest;
-use pfr_schema::{DigestPrefix, FormatError, Pattern, Reference, RepositoryName, Selector};
+use pfr_schema::{Digest, DigestPrefix, FormatError, Pattern, Reference, RepositoryName, Selector};
 use std::fmt;
 use std::str::FromStr;
 
@@ -101,8 +101,31 @@ impl FromStr for Expected {
     type Err = FormatError;
 
     fn from_str(text: &str) -> Result<Self, FormatError> {
+        if let Ok(state) = text.parse() {
+            return Ok(Self::State(state));
+        }
+        Ok(match text.parse()? {
+            Short::Full(digest) => Self::State(TagState::At(digest)),
+            Short::Prefix(prefix) => Self::Prefix(prefix),
+        })
+    }
+}
+
+/// A digest, which may be cut short.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Short {
+    /// In full.
+    Full(Digest),
+    /// To be looked up.
+    Prefix(DigestPrefix),
+}
+
+impl FromStr for Short {
+    type Err = FormatError;
+
+    fn from_str(text: &str) -> Result<Self, FormatError> {
         let digest = text.strip_prefix('@').unwrap_or(text);
-        digest.parse().map(Self::State).or_else(|_| digest.parse().map(Self::Prefix))
+        digest.parse().map(Self::Full).or_else(|_| digest.parse().map(Self::Prefix))
     }
 }
 
@@ -276,6 +299,10 @@ mod tests {
         let seen = |text: &str| text.parse::<Relative>().unwrap().seen_from(&base).to_string();
         assert_eq!(seen("@2a19b2c9"), "http://r:1/team/agent@2a19b2c9");
         assert_eq!(seen("sha256:2a19b2c9"), "http://r:1/team/agent@sha256:2a19b2c9");
+        for short in ["@2a1", "sha256:2a1", "team/agent@2a1"] {
+            let error = short.parse::<Relative>().unwrap_err().to_string();
+            assert!(error.contains("at least 6 hex digits"), "{short}: {error}");
+        }
     }
 
     #[test]
@@ -312,6 +339,7 @@ mod tests {
         for short in [digest.short(), format!("@{}", digest.short()), format!("sha256:{}", digest.short())] {
             assert!(matches!(expected(&short), Ok(Expected::Prefix(prefix)) if prefix.matches(&digest)), "{short}");
         }
-        assert!(expected("latest").is_err() && expected("2a1").is_err());
+        assert!(expected("latest").is_err());
+        assert!(expected("2a1").unwrap_err().to_string().contains("at least 6 hex digits"));
     }
 }

@@ -1,15 +1,17 @@
 //! `pf match`: finds the snapshot that holds the state of the longest prefix of given tokens, or
 //! says why there is none.
 
-use crate::cli::args::Match;
+use crate::cli::args::{Match, Short};
 use crate::cli::context::Context;
 use crate::cli::failure::Failure;
 use crate::cli::output::human::{count, number, one_line};
 use crate::cli::suggest::Suggestion;
+use futures::{StreamExt as _, TryStreamExt as _, stream};
 use pfr_client::Site;
 use pfr_schema::agent::{Difference, EngineInfo};
 use pfr_schema::api::MatchRequest;
-use pfr_schema::{Digest, ErrorCode, RepositoryName, Selector};
+use pfr_schema::{Digest, DigestPrefix, ErrorCode, Reference, RepositoryName, Selector};
+use std::collections::BTreeSet;
 
 /// The largest file of tokens, in bytes: 16 Mi tokens as JSON take about 8 bytes each.
 const TOKENS_MAX: u64 = 128 << 20;
@@ -17,9 +19,17 @@ const TOKENS_MAX: u64 = 128 << 20;
 const FIELDS: usize = 10;
 const TRUNCATED: &str = "the search ended at its limit: there may be a longer match";
 
+/// Snapshots that are asked for their fingerprint, the newest, if it is cut short.
+const ASKED: usize = 256;
+/// How many of them are asked at once.
+const AT_ONCE: usize = 8;
+
 pub async fn run(context: &mut Context, args: Match) -> Result<(), Failure> {
+    let repository = &args.repository.repository;
+    let site = context.site(args.site, Some(&args.repository)).await?;
     let (fingerprint, engine) = match (&args.fingerprint, &args.engine) {
-        (Some(fingerprint), _) => (*fingerprint, None),
+        (Some(Short::Full(fingerprint)), _) => (*fingerprint, None),
+        (Some(Short::Prefix(prefix)), _) => (complete(&site, &args.repository, prefix).await?, None),
         (None, Some(engine)) => {
             let engine = context.agent_beside_registry(args.at.agent.as_deref())?.engine(engine).await?;
             (engine.fingerprint, Some(engine))
@@ -30,8 +40,6 @@ pub async fn run(context: &mut Context, args: Match) -> Result<(), Failure> {
         .map_err(|reason| Failure::usage(format!("{}: {reason}", super::shown(&args.tokens))))?;
     let given = tokens.len() as u64;
     let request = MatchRequest { tokens, fingerprint, salt: args.salt, adapter: args.adapter };
-    let repository = &args.repository.repository;
-    let site = context.site(args.site, Some(&args.repository)).await?;
     let found = site.match_prefix(repository, &request).await?;
     let Some(digest) = found.digest else {
         if context.json {
@@ -59,6 +67,40 @@ pub async fn run(context: &mut Context, args: Match) -> Result<(), Failure> {
     }
     let truncated = found.truncated.then(|| TRUNCATED.to_owned());
     context.report(&found, [saved].into_iter().chain(truncated), &digest.to_string())
+}
+
+/// The fingerprint of a snapshot of the repository that begins so: no other one can match.
+async fn complete(site: &Site, of: &Reference, prefix: &DigestPrefix) -> Result<Digest, Failure> {
+    let repository = &of.repository;
+    let snapshots = site.newest_snapshots(repository, ASKED).await?;
+    let asked = snapshots.iter().map(|snapshot| async move {
+        match site.detail(repository, &Selector::Digest(snapshot.digest)).await {
+            Ok(detail) => Ok(detail.config.fingerprint),
+            // It was deleted meanwhile.
+            Err(error) if error.code() == ErrorCode::SnapshotUnknown => Ok(None),
+            Err(error) => Err(error),
+        }
+    });
+    let found: Vec<Option<Digest>> = stream::iter(asked).buffered(AT_ONCE).try_collect().await?;
+    let found: BTreeSet<Digest> = found.into_iter().flatten().filter(|fingerprint| prefix.matches(fingerprint)).collect();
+    let mut all = found.iter();
+    match (all.next(), all.next()) {
+        (Some(only), None) => Ok(*only),
+        (None, _) => {
+            let among = match snapshots.len() {
+                ASKED => format!("the newest {ASKED} snapshots of {repository}"),
+                _ => format!("the snapshots of {repository}"),
+            };
+            let message = format!("none of {among} has a fingerprint that begins with {prefix}");
+            let newest = snapshots.first().map(|newest| Reference { selector: Some(Selector::Digest(newest.digest)), ..of.clone() });
+            let show = |newest| Suggestion::new("inspect").here().arg(newest).then(" shows that of the newest one");
+            Err(newest.into_iter().map(show).fold(Failure::new(ErrorCode::SnapshotUnknown, message), Failure::hint))
+        }
+        _ => {
+            let all: Vec<String> = found.iter().map(ToString::to_string).collect();
+            Err(Failure::of_code(ErrorCode::AmbiguousDigest, format!("{prefix} begins several fingerprints: {}", all.join(", "))))
+        }
+    }
 }
 
 /// The fields of the engine configuration in which a refused snapshot differs. They are additional:

@@ -42,6 +42,14 @@ fn given_tokens_find_the_deepest_snapshot_under_both_keys_or_the_reason_why_not(
     let other = format!("sha256:{}", "0".repeat(64));
     let output = host.pf.run(&["match", "team/agent", "--tokens", &file, "--fingerprint", &other, "--json"]);
     assert!(output.code == 5 && output.stdout.contains("another engine configuration"), "{output:?}");
+    let own = host.pf.json(&["inspect", "team/agent:a"])["config"]["fingerprint"].as_str().unwrap().to_owned();
+    let short = |fingerprint: &str| host.pf.run(&["match", "team/agent", "--tokens", &file, "--fingerprint", fingerprint, "--json"]);
+    for prefix in [&own[.."sha256:".len() + 6], &own["sha256:".len()..][..12]] {
+        let found = short(prefix).ok().json();
+        assert_eq!(found["digest"], deep["digest"], "{prefix}: {found}");
+    }
+    let output = short(&other[..20]);
+    assert!(output.code == 5 && output.stderr.contains("none of the snapshots of team/agent has a fingerprint"), "{output:?}");
 }
 
 #[test]
