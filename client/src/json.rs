@@ -2,10 +2,11 @@
 //! of errors.
 //!
 //! The name of a size in bytes is `bytes` or ends in `_bytes`. Moments are `at` or end in `_at`,
-//! and are RFC 3339 in UTC. Documents that are stored (a manifest, a configuration, a page tree)
-//! are written as they are.
+//! and are RFC 3339 in UTC. Tags are in natural order, as in text. Documents that are stored (a
+//! manifest, a configuration, a page tree) are written as they are.
 
 use crate::human::rfc3339;
+use crate::text::natural;
 use serde::Serialize;
 use serde_json::{Map, Value};
 use std::fmt;
@@ -45,7 +46,17 @@ fn field((name, value): (String, Value)) -> (String, Value) {
         None if sized && SIZES.contains(&name.as_str()) => format!("{name}_bytes"),
         None => name,
     };
-    (name, named(value))
+    let value = if name == "tags" { in_order(named(value)) } else { named(value) };
+    (name, value)
+}
+
+/// A list of tags, which are names or objects with a name, in natural order.
+fn in_order(mut tags: Value) -> Value {
+    if let Value::Array(tags) = &mut tags {
+        let name = |tag: &Value| tag.as_str().or_else(|| tag["name"].as_str()).unwrap_or_default().to_owned();
+        tags.sort_by(|a, b| natural(&name(a), &name(b)));
+    }
+    tags
 }
 
 /// An error as `--json` writes it: one object on one line of standard error.

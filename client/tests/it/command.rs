@@ -311,6 +311,9 @@ fn words_of_other_tools_work_or_get_a_tip() {
     let home = tempfile::tempdir().unwrap();
     let (code, stdout, _) = run(home.path(), &["version"]);
     assert!(code == 0 && stdout.starts_with("pf "), "{stdout}");
+    let (code, document, _) = run(home.path(), &["version", "--json"]);
+    let document: serde_json::Value = serde_json::from_str(&document).unwrap();
+    assert!(code == 0 && stdout.trim_end() == format!("pf {}", document["version"].as_str().unwrap()), "{document}");
     for (alias, command) in [("list", "ls"), ("delete", "rm")] {
         assert_eq!(run(home.path(), &[alias, "--help"]).1, run(home.path(), &[command, "--help"]).1);
     }

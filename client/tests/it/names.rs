@@ -340,6 +340,44 @@ async fn every_command_takes_a_host_without_a_scheme_and_a_digest_cut_short() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn forks_are_in_natural_order_in_json_too() {
+    let (registry, dir) = (Registry::start().await, tempfile::tempdir().unwrap());
+    push_dir(&registry.remote(), directory(SMALL, &[1]).path(), "x").await.unwrap();
+    let at = ["--registry", registry.url.as_str()];
+    let forks: Vec<String> = (1..=11).map(|n| format!("forks-{n}")).collect();
+    let forked = json(dir.path(), &[&["fork", "team/agent:x", "-n", "11", "--prefix", "forks"][..], &at].concat());
+    assert_eq!(forked["tags"], serde_json::json!(forks));
+    let all: Vec<&str> = forks.iter().map(String::as_str).chain(["x"]).collect();
+    let listed = json(dir.path(), &[&["ls", "team/agent"][..], &at].concat());
+    let names: Vec<&str> = listed["tags"].as_array().unwrap().iter().map(|tag| tag["name"].as_str().unwrap()).collect();
+    assert_eq!(names, all);
+    assert_eq!(listed["snapshots"][0]["tags"], serde_json::json!(all));
+    for args in [&["log", "team/agent"][..], &["stats", "team/agent"], &["prune", "team/agent", "--tag", "*", "--dry-run"]] {
+        let document = json(dir.path(), &[args, &at].concat());
+        let of = if args[0] == "prune" { &document["deleted"] } else { &document["snapshots"] };
+        assert_eq!(of[0]["tags"], serde_json::json!(all), "{args:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn patterns_with_and_without_the_address_of_the_configured_registry_name_one() {
+    let (registry, other, dir) = (Registry::start().await, Registry::start().await, tempfile::tempdir().unwrap());
+    push_dir(&registry.remote(), directory(SMALL, &[1]).path(), "x").await.unwrap();
+    let address = registry.url.strip_prefix("http://").unwrap();
+    // Without a scheme, as in a reference.
+    let prune = |pattern: &str| {
+        let args = ["prune", "team/agent", pattern, "--tag", "*", "--dry-run", "--registry", address];
+        pf(dir.path(), &args)
+    };
+    for same in [format!("{}/team/*", registry.url), format!("{address}/team/agent")] {
+        let (code, stdout, stderr) = prune(&same);
+        assert!(code == 0 && stdout.contains("1 snapshot would be deleted"), "{same}: {stdout}{stderr}");
+    }
+    let (code, _, stderr) = prune(&format!("{}/team/*", other.url));
+    assert!(code == 1 && stderr.contains("several registries"), "{stderr}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn prune_leaves_what_a_policy_of_the_registry_makes_immutable_and_a_wrong_policy_is_not_sent() {
     let (registry, dir) = (Registry::start().await, tempfile::tempdir().unwrap());
     for (name, pages) in [("v1", [1]), ("wip", [2])] {

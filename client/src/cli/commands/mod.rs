@@ -35,6 +35,7 @@ use super::context::Context;
 use super::failure::Failure;
 use super::output::human::{natural, number};
 use pfr_schema::Tag;
+use serde::Serialize;
 use std::io::Read as _;
 use std::path::Path;
 
@@ -87,7 +88,7 @@ pub async fn run(context: &mut Context, command: Command) -> Result<(), Failure>
             context.out.write(&script)
         }
         Command::Demo(passed) => Err(become_program(DEMO, context, passed)),
-        Command::Version => context.out.line(format!("pf {}", env!("CARGO_PKG_VERSION"))),
+        Command::Version => version(context),
     }
 }
 
@@ -109,6 +110,20 @@ fn read(path: &Path, most: u64) -> Result<Vec<u8>, Failure> {
         return Err(Failure::usage(format!("{} has more than {most} bytes", shown(path))));
     }
     Ok(bytes)
+}
+
+/// The version of this program, as JSON.
+#[derive(Serialize)]
+struct Version {
+    version: &'static str,
+}
+
+fn version(context: &mut Context) -> Result<(), Failure> {
+    let version = env!("CARGO_PKG_VERSION");
+    match context.json {
+        true => context.out.json(&Version { version }),
+        false => context.out.line(format!("pf {version}")),
+    }
 }
 
 /// Tags in a table cell: the first few, and how many more.
