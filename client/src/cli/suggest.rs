@@ -16,6 +16,8 @@ pub const CONFIG: &str = "PF_CONFIG";
 const CONFIG_HOME: &str = "XDG_CONFIG_HOME";
 /// Where the default local store is.
 const DATA_HOME: &str = "XDG_DATA_HOME";
+/// Where the capture agent's socket is by default.
+const RUNTIME_DIR: &str = "XDG_RUNTIME_DIR";
 
 /// The stores of the running command, as its command line or environment gives them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -32,8 +34,8 @@ pub struct Flags {
     pub local: bool,
     /// Repository of the last reference.
     pub repository: Option<RepositoryName>,
-    /// The variables that say where the configuration and the default store are, if they are set:
-    /// a user may have set them for this one command.
+    /// The variables that say where the configuration, the default store and the agent's socket
+    /// are, if they are set: a user may have set them for this one command.
     pub places: Vec<(&'static str, String)>,
 }
 
@@ -41,10 +43,17 @@ impl Flags {
     /// The variables of [`Self::places`], as `environment` has them.
     pub fn places_of(environment: impl Fn(&str) -> Option<OsString>) -> Vec<(&'static str, String)> {
         let home = environment("HOME").map(PathBuf::from).unwrap_or_default();
-        let places = [(CONFIG, None), (CONFIG_HOME, Some(".config")), (DATA_HOME, Some(".local/share"))];
-        let set = |(name, default): (_, Option<&str>)| {
+        // A login sets the last one.
+        let run = PathBuf::from(format!("/run/user/{}", rustix::process::getuid().as_raw()));
+        let places = [
+            (CONFIG, None),
+            (CONFIG_HOME, Some(home.join(".config"))),
+            (DATA_HOME, Some(home.join(".local/share"))),
+            (RUNTIME_DIR, Some(run)),
+        ];
+        let set = |(name, default): (_, Option<PathBuf>)| {
             let value = environment(name).filter(|value| !value.is_empty())?;
-            let is_default = default.is_some_and(|default| home.join(default) == *value);
+            let is_default = default.is_some_and(|default| default == *value);
             (!is_default).then(|| (name, value.to_string_lossy().into_owned()))
         };
         places.into_iter().filter_map(set).collect()
@@ -132,9 +141,13 @@ impl Suggestion {
     pub fn render(&self, flags: &Flags) -> String {
         let local = self.scope == Scope::Local || (self.scope == Scope::Here && flags.local);
         let stored = local || self.scope == Scope::Both;
-        // The agent's socket is there, too.
-        let data = (stored && flags.store.is_none()) || (self.scope == Scope::Agent && flags.agent.is_none());
-        let decides = |name: &str| self.scope != Scope::Nowhere && (name != DATA_HOME || data);
+        let socket = self.scope == Scope::Agent && flags.agent.is_none();
+        let decides = |name: &str| match name {
+            RUNTIME_DIR => socket,
+            // The agent's socket is there, too, if the other variable is not set.
+            DATA_HOME => (stored && flags.store.is_none()) || socket,
+            _ => self.scope != Scope::Nowhere,
+        };
         let places = flags.places.iter().filter(|(name, _)| decides(name));
         let mut words: Vec<String> = places.map(|(name, value)| format!("{name}={}", quoted(value))).collect();
         words.push("pf".to_owned());
@@ -256,13 +269,18 @@ mod tests {
         assert_eq!(ls.render(&all), format!("{two} pf ls"));
         assert_eq!(pull.render(&all), format!("{two} XDG_DATA_HOME='/a XDG_DATA_HOME' pf pull"));
         assert_eq!(pull.render(&Flags { store: Some("/s".into()), ..all.clone() }), format!("{two} pf pull --store /s"));
-        assert_eq!(Suggestion::new("jobs").agent().render(&set(&[DATA_HOME])), "XDG_DATA_HOME='/a XDG_DATA_HOME' pf jobs");
+        let jobs = Suggestion::new("jobs").agent();
+        assert_eq!(jobs.render(&set(&[DATA_HOME])), "XDG_DATA_HOME='/a XDG_DATA_HOME' pf jobs");
+        assert_eq!(jobs.render(&set(&[RUNTIME_DIR])), "XDG_RUNTIME_DIR='/a XDG_RUNTIME_DIR' pf jobs");
+        assert_eq!(jobs.render(&Flags { agent: Some("/s".into()), ..set(&[RUNTIME_DIR]) }), "pf jobs --agent /s");
+        assert_eq!(pull.render(&set(&[RUNTIME_DIR])), "pf pull");
         assert_eq!(ls.render(&set(&[CONFIG_HOME, DATA_HOME])), "XDG_CONFIG_HOME='/a XDG_CONFIG_HOME' pf ls");
         let usual = |name: &str| {
-            Some(if name == "HOME" {
-                "/h".into()
-            } else {
-                format!("/h/{}", if name == DATA_HOME { ".local/share" } else { ".config" }).into()
+            Some(match name {
+                "HOME" => "/h".into(),
+                DATA_HOME => "/h/.local/share".into(),
+                RUNTIME_DIR => format!("/run/user/{}", rustix::process::getuid().as_raw()).into(),
+                _ => "/h/.config".into(),
             })
         };
         assert_eq!(Flags::places_of(usual), [(CONFIG, "/h/.config".to_owned())]);

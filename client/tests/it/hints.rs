@@ -292,7 +292,7 @@ async fn the_commands_in_hints_work_as_printed() {
     let way = Way { place: Place::ConfiguredRegistry, prefix: String::new(), flags: Vec::new(), environment: Vec::new() };
     let fingerprint = Digest::sha256(b"f").to_string();
     let address = url.strip_prefix("http://").unwrap();
-    let cases: [(&[&str], &[&str]); 16] = [
+    let cases: [(&[&str], &[&str]); 17] = [
         (&["commands/gc.rs pin pin"], &["pin", "team/agent:x", "--store", &store]),
         (&["commands/gc.rs pin pin"], &["pin", "team/agent:x", "--remove", "--store", &store]),
         (&["commands/pins.rs list ls"], &["ls", "--pinned", "--store", &store]),
@@ -310,6 +310,10 @@ async fn the_commands_in_hints_work_as_printed() {
         (&["args/reference.rs repository_of ls"], &["ls", address]),
         (&["commands/list.rs advise ls"], &["ls", &format!("{url}/domains/default")]),
         (&["commands/matching.rs run ls"], &["match", "team/agent", "--tokens", "-", "--fingerprint", &fingerprint, "--registry", &url]),
+        (
+            &["commands/matching.rs complete inspect"],
+            &["match", "team/agent", "--tokens", "-", "--fingerprint", &fingerprint[..18], "--registry", &url],
+        ),
         (&["commands/tasks.rs unknown tasks"], &["tasks", "resume", "no-such", "--registry", &url]),
         (&["commands/agent.rs unknown engines"], &["engines", "--fleet", "--forget", "no-such", "--registry", &url]),
     ];
@@ -525,6 +529,37 @@ async fn a_hint_about_an_agent_names_its_socket() {
         let (code, text) = world.pf(&way, &args);
         assert_eq!(code, exits, "{text}");
         let [command] = &commands(&[site], &text)[..] else { panic!("one command in {text}") };
+        let (code, seen) = world.paste(command);
+        assert!(code == 0 && seen.contains(shows), "{command}: {seen}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_an_agent_did_not_find_is_looked_for_where_it_looked() {
+    let world = World::new().await;
+    let url = world.given.url.clone();
+    for (socket, code, reference, shows) in [
+        ("tag.sock", "tag_unknown", format!("{url}/team/agent:none"), "base"),
+        ("repository.sock", "repository_unknown", format!("{url}/team/none:x"), Place::GivenRegistry.marker()),
+        ("own.sock", "repository_unknown", "none/*".to_owned(), ""),
+    ] {
+        let socket = world.home.path().join(socket);
+        let mut failed = warmed("failed");
+        let problem = json!({"type": "t", "title": "t", "status": 404, "detail": "there is none", "code": code, "retryable": false});
+        failed["warm"]["items"][0]["reference"] = json!(reference);
+        failed["warm"]["items"][0]["state"] = json!("failed");
+        failed["warm"]["items"][0]["problem"] = problem.clone();
+        failed["error"] = problem;
+        agent(&socket, move |_| Answer::Json(failed.clone()));
+        let way = Way { place: Place::ConfiguredRegistry, prefix: String::new(), flags: Vec::new(), environment: Vec::new() };
+        let (code, text) = world.pf(&way, &["warm", &reference, "--quiet", "--agent", &socket.display().to_string()]);
+        assert!(code == 5 && !text.contains("run the same command again"), "{code}: {text}");
+        if shows.is_empty() {
+            assert!(text.contains("the agent looked in its own registry"), "{text}");
+            continue;
+        }
+        let found = commands(&["commands/jobs.rs nowhere ls"], &text);
+        let command = found.iter().find(|command| command.contains("pf ls")).unwrap_or_else(|| panic!("no command in {text}"));
         let (code, seen) = world.paste(command);
         assert!(code == 0 && seen.contains(shows), "{command}: {seen}");
     }

@@ -110,7 +110,7 @@ pub async fn restore(context: &mut Context, args: Restore) -> Result<(), Failure
     context.report(&report, describe_restore(&report), &last)
 }
 
-fn is_unknown(code: ErrorCode) -> bool {
+pub fn is_unknown(code: ErrorCode) -> bool {
     matches!(code, ErrorCode::RepositoryUnknown | ErrorCode::SnapshotUnknown | ErrorCode::TagUnknown)
 }
 

@@ -1,5 +1,6 @@
 //! `pf warm` and `pf jobs`: work of the capture agent that goes on by itself.
 
+use super::capture::is_unknown;
 use crate::cli::args::{JobCommand, JobsArgs, WarmArgs};
 use crate::cli::context::Context;
 use crate::cli::failure::Failure;
@@ -8,12 +9,12 @@ use crate::cli::output::paint::Style;
 use crate::cli::output::stderr_width;
 use crate::cli::output::table::{Column, Table};
 use crate::cli::progress::{Status, watch};
-use crate::cli::suggest::Suggestion;
+use crate::cli::suggest::{Advice, Suggestion};
 use parking_lot::Mutex;
 use pfr_client::{AgentClient, Error};
-use pfr_schema::ErrorCode;
 use pfr_schema::agent::{Job, JobRequest, JobState, Warm, WarmRequest, WarmState};
 use pfr_schema::api::Problem;
+use pfr_schema::{ErrorCode, Reference};
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -178,9 +179,27 @@ fn ended(job: &Job) -> Result<(), Failure> {
                 0 => said(problem),
                 failed => format!("{} could not be pulled: {}", count(failed as u64, "snapshot"), said(problem)),
             };
-            Err(Failure::new(problem.code, message).hint(again))
+            let hint = if is_unknown(problem.code) { nowhere(job, problem.code) } else { again.into() };
+            Err(Failure::new(problem.code, message).hint(hint))
         }
         (state, _) => Err(Failure::new(ErrorCode::Unavailable, format!("the job was {}", state.name())).hint(again)),
+    }
+}
+
+/// Where the agent looked for what it did not find.
+fn nowhere(job: &Job, code: ErrorCode) -> Advice {
+    let mut items = job.warm.iter().flat_map(|warm| &warm.items);
+    let item = items.find(|item| item.problem.as_ref().is_some_and(|problem| problem.code == code));
+    let reference = item.and_then(|item| item.reference.parse::<Reference>().ok());
+    let Some(Reference { registry: Some(registry), repository, .. }) = reference else {
+        return "the agent looked in its own registry, that of `pf-agent serve --registry`; a reference may begin with the address of another \
+                one"
+        .into();
+    };
+    let ls = Suggestion::new("ls");
+    match code {
+        ErrorCode::RepositoryUnknown => ls.arg("--registry").arg(registry).then(" lists the repositories there are"),
+        _ => ls.arg(Reference { registry: Some(registry), repository, selector: None }).then(" lists its tags and snapshots"),
     }
 }
 
