@@ -1,10 +1,13 @@
-//! Line ends in request heads: a line feed without a carriage return is refused.
+//! Line ends in request heads and between chunks: a line feed without a carriage return is
+//! refused.
 //!
 //! hyper accepts a bare line feed as the end of a line. A proxy in front may not, and then the two
 //! see different headers. So this filter sees the bytes of a connection before hyper does. It
 //! replaces a bare line feed in a head by a byte that is never legal there, and hyper answers 400
-//! and closes the connection. It skips bodies by the length in the head, or chunk by chunk. When it
-//! cannot tell where the next head begins, it checks nothing more on that connection.
+//! and closes the connection. It skips bodies by the length in the head, or chunk by chunk. Between
+//! chunks hyper takes any byte for a part of a trailer: a bare line feed there ends the input, and
+//! the body with an error. When the filter cannot tell where the next head begins, it checks
+//! nothing more on that connection.
 
 /// Bytes of a line that are kept: enough for the headers with the length of the body.
 const LINE: usize = 256;
@@ -24,6 +27,8 @@ enum State {
     Head(Head),
     Body(u64),
     Chunks(Chunk),
+    /// A bare line feed stood between chunks.
+    Broken,
     /// The beginning of the next head is not known.
     Unknown,
 }
@@ -65,16 +70,24 @@ impl Heads {
         self.ended
     }
 
+    /// Whether a bare line feed stood between chunks.
+    pub(crate) fn are_broken(&self) -> bool {
+        matches!(self.state, State::Broken)
+    }
+
     /// Checks nothing more.
     pub(crate) fn stop(&mut self) {
         self.state = State::Unknown;
     }
 
-    /// Checks the next bytes, and replaces a bare line feed in a head.
-    pub(crate) fn check(&mut self, mut bytes: &mut [u8]) {
+    /// Checks the next bytes, and replaces a bare line feed in a head. Returns how many of them may
+    /// be read: those before a bare line feed between chunks, and none after one.
+    pub(crate) fn check(&mut self, bytes: &mut [u8]) -> usize {
+        let (all, mut bytes) = (bytes.len(), bytes);
         while !bytes.is_empty() {
             let seen = match &mut self.state {
-                State::Unknown => return,
+                State::Unknown => break,
+                State::Broken => return all - bytes.len(),
                 State::Body(left) => {
                     let seen = bytes.len().min(usize::try_from(*left).unwrap_or(usize::MAX));
                     *left -= seen as u64;
@@ -90,7 +103,7 @@ impl Heads {
                 }
                 State::Chunks(chunk) => {
                     self.state = chunk.next(bytes[0]);
-                    1
+                    usize::from(!matches!(self.state, State::Broken))
                 }
                 State::Head(head) => match head.take(&mut bytes[0]) {
                     None => 1,
@@ -103,6 +116,7 @@ impl Heads {
             };
             bytes = &mut bytes[seen..];
         }
+        all
     }
 }
 
@@ -183,6 +197,7 @@ impl Chunk {
             (Self::Trailer(seen), byte) if byte != b'\n' => Self::Trailer(seen + 1),
             (Self::TrailerEnd(0), b'\n') => return State::default(),
             (Self::TrailerEnd(_), b'\n') => Self::Trailer(0),
+            (Self::Size(..) | Self::Data(_) | Self::Trailer(_), b'\n') => return State::Broken,
             _ => return State::Unknown,
         })
     }
@@ -196,8 +211,29 @@ mod tests {
     /// complete heads.
     fn seen(stream: &[u8], part: usize) -> (Vec<u8>, u64) {
         let (mut bytes, mut heads) = (stream.to_vec(), Heads::default());
-        bytes.chunks_mut(part).for_each(|part| heads.check(part));
+        let passed = bytes.chunks_mut(part).map(|part| heads.check(part)).sum();
+        bytes.truncate(passed);
         (bytes, heads.ended())
+    }
+
+    #[test]
+    fn a_bare_line_feed_between_chunks_ends_the_input() {
+        let head = "PUT / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n";
+        for (before, after) in [
+            ("0\r\n", "\n"),
+            ("0\r\n", "\nGET / HTTP/1.1\r\nhost: x\r\n\r\n"),
+            ("0\r\nt: u", "\n\r\n"),
+            ("0\r\nt: u\r\n", "\n"),
+            ("0", "\n\r\n"),
+            ("1;x=y", "\na\r\n0\r\n\r\n"),
+            ("1\r\n\n", "\n0\r\n\r\n"),
+        ] {
+            let stream = format!("{head}{before}{after}");
+            for part in [1, 2, 5, stream.len()] {
+                let (bytes, _) = seen(stream.as_bytes(), part);
+                assert_eq!(String::from_utf8_lossy(&bytes), format!("{head}{before}"), "{stream:?} in parts of {part}");
+            }
+        }
     }
 
     #[test]

@@ -128,7 +128,7 @@ impl AsyncWrite for Transport {
     }
 }
 
-/// Spoils bare line feeds in the heads of requests.
+/// Spoils bare line feeds in the heads of requests, and ends the input at one between chunks.
 pub(crate) struct Lines {
     stream: Transport,
     heads: Heads,
@@ -143,6 +143,9 @@ impl Lines {
 
 impl AsyncRead for Lines {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<Result<()>> {
+        if self.heads.are_broken() {
+            return Poll::Ready(Err(Error::new(ErrorKind::InvalidData, "a line feed without a carriage return between chunks")));
+        }
         let before = buf.filled().len();
         let read = ready!(Pin::new(&mut self.stream).poll_read(cx, buf));
         if self.connection.requests() > self.heads.ended() {
@@ -150,7 +153,12 @@ impl AsyncRead for Lines {
             // known.
             self.heads.stop();
         }
-        self.heads.check(&mut buf.filled_mut()[before..]);
+        let passed = self.heads.check(&mut buf.filled_mut()[before..]);
+        buf.set_filled(before + passed);
+        if passed == 0 && self.heads.are_broken() {
+            // No byte at all would be the end of the connection.
+            return self.poll_read(cx, buf);
+        }
         Poll::Ready(read)
     }
 }

@@ -103,6 +103,31 @@ async fn a_bare_line_feed_in_a_head_is_refused() {
     }
 }
 
+/// hyper takes it for the beginning of a trailer, and would wait for more.
+#[tokio::test]
+async fn a_bare_line_feed_between_chunks_is_refused_at_once() {
+    let registry = Registry::start().await;
+    let push = registry.open_push("team").await;
+    let json = r#"{"groups":[]}"#;
+    let head =
+        format!("POST {push}/missing HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n");
+    let chunk = format!("{:x}\r\n{json}\r\n", json.len());
+    for end in ["0\r\n\n", "0\r\n\nGET /livez HTTP/1.1\r\nHost: a\r\n\r\n", "0\r\nt: u\n\r\n", "0\n\r\n", "0\n\n"] {
+        for pieces in [vec![format!("{head}{chunk}{end}")], vec![format!("{head}{chunk}"), end.to_owned()]] {
+            let mut stream = TcpStream::connect(registry.address).await.expect("a connection");
+            for piece in &pieces {
+                stream.write_all(piece.as_bytes()).await.expect("written");
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+            let mut answers = String::new();
+            let read = tokio::time::timeout(Duration::from_secs(10), stream.read_to_string(&mut answers)).await;
+            read.unwrap_or_else(|_| panic!("{end:?}: no answer")).expect("it is closed");
+            let statuses: Vec<&str> = answers.split("HTTP/1.1 ").skip(1).map(|answer| &answer[..3]).collect();
+            assert_eq!(statuses, ["400"], "{end:?}: {answers}");
+        }
+    }
+}
+
 /// A client that goes away in the middle of an upload sends the rest when it comes back.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_came_of_an_upload_is_kept_if_its_client_goes_away() {
