@@ -8,7 +8,7 @@ use crate::config::Config;
 use crate::domains::{Domain, Domains};
 use crate::events::Places;
 use crate::http::host::Hosts;
-use crate::http::permit::wait_for;
+use crate::http::permit::{RequestPermit, wait_for};
 use crate::http::timeout::Pace;
 use crate::jwt::Issuers;
 use crate::problem::ApiError;
@@ -20,8 +20,9 @@ use pfr_schema::ErrorCode;
 use pfr_service::Shared;
 use std::ops::Deref;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::Instant;
 
 /// Requests that hold a large document or a large JSON body at once. Others wait.
 const LARGE: usize = 4;
@@ -150,11 +151,24 @@ impl Inner {
 
     /// A permit to hold the documents of a snapshot.
     pub(crate) async fn documents(&self) -> Result<OwnedSemaphorePermit, ApiError> {
-        wait_for(&self.documents, self.queue, "the registry reads as many documents as it may; try again in a moment").await
+        self.documents_within(self.queue).await
     }
 
-    /// A permit to send a manifest of this many bytes, which its client may take slowly.
-    pub(crate) async fn sent_manifest(&self, bytes: u64) -> Result<OwnedSemaphorePermit, ApiError> {
+    /// The same, within `left`.
+    async fn documents_within(&self, left: Duration) -> Result<OwnedSemaphorePermit, ApiError> {
+        wait_for(&self.documents, left, "the registry reads as many documents as it may; try again in a moment").await
+    }
+
+    /// The permits to read a manifest of this many bytes, and to send it to its client, which may
+    /// take it slowly. The request waits for both together no longer than for one, and is without
+    /// its `own` permit while it waits for other clients.
+    pub(crate) async fn sent_manifest(&self, own: &RequestPermit, bytes: u64) -> Result<[OwnedSemaphorePermit; 2], ApiError> {
+        let begun = Instant::now();
+        let to_send = own.without(self.room_to_send(bytes)).await?;
+        Ok([self.documents_within(self.queue.saturating_sub(begun.elapsed())).await?, to_send])
+    }
+
+    async fn room_to_send(&self, bytes: u64) -> Result<OwnedSemaphorePermit, ApiError> {
         let kib = u32::try_from(bytes.div_ceil(1 << 10)).unwrap_or(u32::MAX).min(SENT_KIB as u32);
         match tokio::time::timeout(self.queue, Arc::clone(&self.manifests).acquire_many_owned(kib)).await {
             Ok(permit) => permit.map_err(|e| ApiError::internal(e.to_string())),
@@ -225,6 +239,36 @@ mod tests {
         }
         drop(held);
         assert!(app.statistics(&large).await.is_ok(), "they are given back");
+        app.domains.stop();
+    }
+
+    #[tokio::test]
+    async fn a_large_manifest_waits_for_two_permits_as_long_as_for_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = Config { data: dir.path().into(), queue_seconds: 30, ..Config::default() };
+        let app = App::new(storage::open_parts(&config).await.unwrap(), metrics::recorder().unwrap(), None, &config);
+        let own = RequestPermit::new(None, None);
+        let large = (SENT_KIB as u64) << 10;
+        let [reading, sending] = app.sent_manifest(&own, large).await.unwrap();
+        let mut documents = vec![reading];
+        for _ in 1..LARGE {
+            documents.push(app.documents().await.unwrap());
+        }
+        tokio::time::pause();
+        let begun = Instant::now();
+        let free = async {
+            tokio::time::sleep(Duration::from_secs(20)).await;
+            drop(sending);
+            // Nothing frees the other one.
+            std::future::pending::<()>().await;
+        };
+        let refused = tokio::select! {
+            refused = app.sent_manifest(&own, large) => refused.err().unwrap(),
+            () = free => unreachable!(),
+        };
+        assert_eq!(refused.code, ErrorCode::Overloaded);
+        let waited = begun.elapsed();
+        assert!((30..32).contains(&waited.as_secs()), "{waited:?}");
         app.domains.stop();
     }
 }

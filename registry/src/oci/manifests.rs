@@ -57,8 +57,14 @@ pub(crate) async fn get(
     let is_large = size > SMALL;
     // Its client may take it slowly. So it counts against a budget of its own: readers of other
     // documents do not wait for it.
-    let room = if is_large && method == Method::GET { Some(own.without(app.sent_manifest(size)).await?) } else { None };
-    let _permit = if is_large { Some(app.documents().await?) } else { None };
+    let (_permit, room) = match is_large {
+        true if method == Method::GET => {
+            let [permit, room] = app.sent_manifest(&own, size).await?;
+            (Some(permit), Some(room))
+        }
+        true => (Some(app.documents().await?), None),
+        false => (None, None),
+    };
     let (bytes, image) = match domain.store.read_image(&digest).await {
         // As a damaged blob: the push that asks so heals it.
         Err(Error::Corrupt { .. }) if method == Method::HEAD => {
