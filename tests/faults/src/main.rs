@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 /// Plays random histories over real stores. Checks after each wave that nothing acknowledged is
 /// lost, and at the end that nothing is left over.
 #[derive(Parser)]
+#[command(name = "pf-faults", version)]
 struct Cli {
     /// Seed of the first history; the next ones count up.
     #[arg(long, default_value_t = 1)]

@@ -11,14 +11,16 @@ mod messages;
 pub mod page;
 mod programs;
 mod shell;
+mod unrun;
 pub mod usage;
 mod width;
 
 use compare::compare;
 use page::{Mark, Page, REASONS, all, root};
 use pfr_tests::skip;
-use shell::Shell;
-use std::collections::BTreeSet;
+use shell::{INSTALLED, Shell, folder_of};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 use usage::Helps;
@@ -31,7 +33,7 @@ static PORTS: Mutex<()> = Mutex::new(());
 fn run(name: &str) {
     let _ports = PORTS.lock().unwrap_or_else(PoisonError::into_inner);
     let page = Page::read(name);
-    if ["python3 ", shell::BEHIND_TLS].iter().any(|word| page.is_run_by(word)) && !has_python() {
+    if ["python3 ", shell::BEHIND_TLS, shell::LLAMA].iter().any(|word| page.is_run_by(word)) && !has_python() {
         return skip("python", &format!("{name} wants Python 3.11 or newer as python3"));
     }
     let mut shell: Option<Shell> = None;
@@ -51,6 +53,12 @@ fn run(name: &str) {
         let shell = shell.as_mut().unwrap();
         for (i, step) in block.steps.iter().enumerate() {
             let place = format!("{name}:{}: $ {}", step.line, step.command);
+            let words = || step.command.split_whitespace();
+            let lacks = INSTALLED.iter().find(|program| words().any(|word| word == **program) && folder_of(program).is_none());
+            if let Some(program) = lacks {
+                skip(program, &format!("{place}\n{program} is not installed"));
+                continue;
+            }
             let outcome = shell.run(step).unwrap_or_else(|why| panic!("{place}\n{why}"));
             let code_is_shown = block.steps.get(i + 1).is_some_and(|next| next.command.starts_with("echo $?"));
             assert!(outcome.code == 0 || code_is_shown, "{place}\nexit code {}:\n{}", outcome.code, outcome.output);
@@ -86,8 +94,10 @@ pages! {
     the_page_on_connectors_works_as_written: "docs/connectors.md",
     the_page_on_the_fault_harness_works_as_written: "tests/faults/README.md",
     the_page_on_the_command_line_works_as_written: "docs/cli.md",
+    the_page_on_deployment_works_as_written: "docs/deploy.md",
     the_page_on_exports_works_as_written: "docs/export.md",
     the_page_on_tokens_works_as_written: "docs/identity.md",
+    the_page_on_llama_cpp_works_as_written: "docs/llama-cpp.md",
     the_page_on_mirroring_works_as_written: "docs/mirroring.md",
     the_page_on_operations_works_as_written: "docs/operations.md",
     the_page_on_performance_works_as_written: "docs/performance.md",
@@ -115,7 +125,9 @@ fn commands_that_are_not_run_are_listed_and_exist() {
             println!("{}:{} is not run: {reason}", page.name, block.line);
             for step in &block.steps {
                 println!("    $ {}", step.command);
-                faults.extend(helps.check(&step.command).err().map(|why| format!("{}:{}: {why}", page.name, step.line)));
+                let folder = Path::new(&page.name).parent().unwrap();
+                let fault = unrun::check(&mut helps, folder, &step.command).err();
+                faults.extend(fault.map(|why| format!("{}:{}: {why}", page.name, step.line)));
             }
         }
     }
@@ -124,12 +136,22 @@ fn commands_that_are_not_run_are_listed_and_exist() {
 }
 
 #[test]
-fn the_page_on_testing_lists_why_commands_are_not_run() {
+fn the_page_on_testing_says_how_many_commands_are_not_run_and_why() {
     let text = std::fs::read_to_string(root().join("docs/testing.md")).unwrap();
     let (_, section) = text.split_once("## Commands on the pages").unwrap();
     let section = section.split("\n## ").next().unwrap();
-    let listed: Vec<&str> = section.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next()).collect();
-    assert_eq!(listed, REASONS);
+    let (mut run, mut others) = (0, BTreeMap::from(REASONS.map(|reason| (reason, 0))));
+    for block in all().iter().flat_map(|page| &page.blocks).filter(|block| block.seen) {
+        *if let Mark::NotRun(reason) = block.mark { others.get_mut(reason).unwrap() } else { &mut run } += block.steps.len();
+    }
+    let not_run: usize = others.values().sum();
+    let sentence = format!("Readers see {} command lines: {run} are run, and {not_run} are not.", run + not_run);
+    let said = section.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(said.contains(&sentence), "docs/testing.md lacks the sentence {sentence:?}");
+    let listed: Vec<&str> = section.lines().filter(|line| line.starts_with("| `")).collect();
+    let rows = REASONS.map(|reason| format!("| `{reason}` | {} |", others[reason]));
+    let agree = listed.len() == rows.len() && listed.iter().zip(&rows).all(|(line, row)| line.starts_with(row));
+    assert!(agree, "its table begins with other words than:\n{}", rows.join("\n"));
 }
 
 #[test]

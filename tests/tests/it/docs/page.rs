@@ -17,14 +17,11 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 /// Why a block is not run. docs/testing.md says what stands in for such blocks.
-pub const REASONS: [&str; 10] = [
+pub const REASONS: [&str; 7] = [
     "builds the programs",
     "runs the checks themselves",
     "needs the network",
     "needs an engine",
-    "needs a domain name",
-    "needs a collector",
-    "needs openssl",
     "needs systemd as process 1",
     "needs a container engine or a cluster",
     "takes minutes to hours",
@@ -52,6 +49,8 @@ pub struct Step {
 pub struct Block {
     pub line: usize,
     pub mark: Mark,
+    /// Whether readers see it.
+    pub seen: bool,
     pub steps: Vec<Step>,
 }
 
@@ -106,7 +105,7 @@ impl Page {
                 }
                 content.push((n, text));
             }
-            page.blocks.extend(block(line, info.trim(), &content)?);
+            page.blocks.extend(block(line, info.trim(), end == "```", &content)?);
         }
         Ok(page)
     }
@@ -129,7 +128,7 @@ fn opening(text: &str) -> Option<(&str, &str)> {
     seen.or_else(|| text.strip_prefix("<!-- ").filter(|info| info.starts_with("console")).map(|info| (info, "-->")))
 }
 
-fn block(line: usize, info: &str, content: &[(usize, &str)]) -> Result<Option<Block>, Fault> {
+fn block(line: usize, info: &str, seen: bool, content: &[(usize, &str)]) -> Result<Option<Block>, Fault> {
     let (language, word) = info.split_once(' ').map_or((info, ""), |(language, word)| (language, word.trim()));
     if !matches!(language, "console" | "sh") {
         let stray = |text: &str| text.starts_with("$ ") || (language.is_empty() && super::usage::is_command(text));
@@ -165,7 +164,7 @@ fn block(line: usize, info: &str, content: &[(usize, &str)]) -> Result<Option<Bl
     if let Some(step) = two {
         return Err(Fault { line: step.line, what: "one command a line: the exit code of the first is lost".into() });
     }
-    Ok(Some(Block { line, mark, steps }))
+    Ok(Some(Block { line, mark, seen, steps }))
 }
 
 /// What stands between single backticks.
@@ -246,7 +245,8 @@ mod tests {
     #[test]
     fn blocks_that_readers_do_not_see_are_found() {
         let block = one("<!-- console fresh\n$ a\n-->\n").unwrap();
-        assert_eq!((block.mark, block.steps[0].command.as_str()), (Mark::Fresh, "a"));
+        assert_eq!((block.mark, block.seen, block.steps[0].command.as_str()), (Mark::Fresh, false, "a"));
+        assert!(one("```console\n$ a\n```\n").unwrap().seen);
         assert!(Page::parse("x.md", "<!-- a remark: `$ a` -->\n").unwrap().blocks.is_empty());
     }
 

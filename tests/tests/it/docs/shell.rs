@@ -1,13 +1,15 @@
 //! A machine like a reader's: a shell with an empty home, in a checkout whose programs are built.
 //! It reaches no other machine: `127.0.0.1` of the pages becomes an address of this process, their
 //! database and bucket become those of the test servers, and their host with TLS becomes the
-//! registry of the page, or a proxy on loopback. Certificates, keys and tokens that the pages have
-//! in `/etc/pf` are made for each shell.
+//! registry of the page, or a proxy on loopback. Their other registry becomes one of ours, their
+//! collector of traces and their `llama-server` stand-ins. Certificates, keys and tokens that the
+//! pages have in `/etc/pf` are made for each shell.
 
 use super::page::{Step, root};
+use pfr_testkit::collector::{Collector, Manner};
 use pfr_testkit::jwt::{Signer, claims, jwks};
 use pfr_testkit::tls::Authority;
-use pfr_testkit::{postgres, s3};
+use pfr_testkit::{llama, postgres, s3};
 use pfr_tests::{binary, own_address};
 use std::fs::Permissions;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -33,22 +35,33 @@ const ANYWHERE: &str = "0.0.0.0:";
 const ALLOWED: [&str; 2] = ["--insecure-listen-anywhere", "--tls-cert"];
 /// The database and the bucket of the pages.
 const DATABASE: &str = "postgres://pf@db/pf";
-const BUCKET: &str = "s3://bucket/prefix";
-/// A registry with a certificate, on the pages.
-const WITH_TLS: &str = "https://registry.example.com:5077";
+const BUCKET: &str = "s3://bucket/";
+/// The registry of another program, which becomes a registry of the page on this port.
+const OTHER_REGISTRY: (&str, u16) = ("oci://ghcr.io/", 5078);
+/// A collector of traces, on the pages.
+const COLLECTOR: &str = "http://localhost:4318";
+/// A registry with a certificate, on the pages: its own, or that of the proxy in the compose file.
+const WITH_TLS: [&str; 2] = ["https://registry.example.com:5077", "https://localhost "];
 /// One behind a proxy with TLS: a space ends its address, which has no port. And how the pages give
 /// the token for it.
 pub const BEHIND_TLS: &str = "https://registry.example.com ";
 const TOKEN: &str = "PF_TOKEN=…";
 /// Files that the pages take for granted, and what they are called here.
-const FILES: [(&str, &str); 6] = [
+const FILES: [(&str, &str); 8] = [
     ("/etc/pf/token", "token"),
     ("/etc/pf/ca.pem", "ca.pem"),
     ("/etc/pf/tls.crt", "tls.crt"),
     ("/etc/pf/tls.key", "tls.key"),
     ("/etc/pf/cluster.jwks", "cluster.jwks"),
     ("/var/run/secrets/pf/token", "account"),
+    ("/models/model.gguf", "model.gguf"),
+    ("/var/lib/llama/slots", "slots"),
 ];
+/// Programs of other projects that pages run where they are installed. Each is a capability of the
+/// machine.
+pub const INSTALLED: [&str; 2] = ["caddy", "openssl"];
+/// A program that the pages run and that is a stand-in here.
+pub const LLAMA: &str = "llama-server";
 /// Who the token of a service account is about, on the pages.
 const ISSUER: &str = "https://kubernetes.default.svc.cluster.local";
 const AUDIENCE: &str = "pf-registry";
@@ -63,14 +76,10 @@ pub struct Shell {
     steps: usize,
     code: i32,
     address: String,
-    servers: Option<Servers>,
+    database: Option<String>,
+    bucket: Option<(String, s3::Server)>,
     proxy: Option<Proxy>,
-}
-
-struct Servers {
-    database: String,
-    bucket: String,
-    s3: s3::Server,
+    collector: Option<Collector>,
 }
 
 /// A proxy with TLS and a token before the registry of the pages.
@@ -111,6 +120,14 @@ fn write_files(etc: &Path, address: &str) {
     let signer = Signer::es256("cluster");
     std::fs::write(etc.join("cluster.jwks"), jwks(&[&signer])).unwrap();
     std::fs::write(etc.join("account"), signer.token(&claims(ISSUER, AUDIENCE, SUBJECT))).unwrap();
+    std::fs::write(etc.join("model.gguf"), "a model").unwrap();
+    let states = [("empty", llama::File::dense(Vec::new(), 0, 0)), ("full", llama::File::dense(llama::tokens(40), 2, 64))];
+    states.iter().for_each(|(name, state)| std::fs::write(etc.join(format!("model.gguf.{name}")), state.bytes()).unwrap());
+}
+
+/// The folder in which the path of this process has a program.
+pub fn folder_of(program: &str) -> Option<PathBuf> {
+    std::env::split_paths(&std::env::var_os("PATH")?).find(|folder| folder.join(program).is_file())
 }
 
 /// A file beside this one.
@@ -139,13 +156,18 @@ impl Shell {
                 std::os::unix::fs::symlink(entry.path(), checkout.join(entry.file_name())).unwrap();
             }
         }
+        let stand_ins = dir.path().join("bin");
+        std::fs::create_dir(&stand_ins).unwrap();
+        std::os::unix::fs::symlink(file("llama_server.py"), stand_ins.join(LLAMA)).unwrap();
+        let folders = ["/usr/local/bin", "/usr/bin", "/bin"].map(PathBuf::from).into_iter();
+        let path = std::env::join_paths(folders.chain(INSTALLED.into_iter().filter_map(folder_of)).chain([stand_ins])).unwrap();
         let address = own_address().to_string();
         write_files(&dir.path().join("etc"), &address);
         let mut bash = Command::new("bash")
             .args(["--norc", "--noprofile"])
             .env_clear()
             .env("HOME", &home)
-            .env("PATH", "/usr/local/bin:/usr/bin:/bin")
+            .env("PATH", path)
             .env("LC_ALL", "C.UTF-8")
             .env("PF_REGISTRY", format!("http://{address}:5077"))
             .env("PF_REGISTRY_LISTEN", format!("{address}:5077"))
@@ -159,7 +181,7 @@ impl Shell {
         let stdout = BufReader::new(bash.stdout.take().unwrap());
         std::thread::spawn(move || stdout.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
         let input = bash.stdin.take().unwrap();
-        Self { dir, bash, input, codes, steps: 0, code: 0, address, servers: None, proxy: None }
+        Self { dir, bash, input, codes, steps: 0, code: 0, address, database: None, bucket: None, proxy: None, collector: None }
     }
 
     /// Puts a directory first on the path, as the first lines of the quick start do.
@@ -183,6 +205,10 @@ impl Shell {
         self.code = code.parse().unwrap();
         if let Some(words) = background(&step.command) {
             self.wait(&out, words)?;
+        }
+        // Programs send their spans before they end.
+        if step.command.contains(COLLECTOR) && self.collector.iter().all(|collector| collector.spans().is_empty()) {
+            return Err("the collector got no spans".to_owned());
         }
         Ok(Outcome { code: self.code, output: self.output(&out) })
     }
@@ -208,17 +234,29 @@ impl Shell {
         if ALLOWED.iter().any(|option| command.contains(option)) {
             command = command.replace(ANYWHERE, &format!("{LOOPBACK}:"));
         }
-        command = command.replace(LOOPBACK, &self.address).replace(WITH_TLS, &format!("https://{}:5077", self.address));
+        command = command.replace(LOOPBACK, &self.address);
+        for with_tls in WITH_TLS {
+            let space = &with_tls[with_tls.trim_end().len()..];
+            command = command.replace(with_tls, &format!("https://{}:5077{space}", self.address));
+        }
+        let (other, port) = OTHER_REGISTRY;
+        command = command.replace(other, &format!("oci://{}:{port}/", self.address));
         let etc = self.dir.path().join("etc");
         command = FILES.iter().fold(command, |command, (shown, name)| command.replace(shown, etc.join(name).to_str().unwrap()));
-        if command.contains(DATABASE) || command.contains(BUCKET) {
-            let servers = self.servers.get_or_insert_with(|| {
+        if command.contains(DATABASE) {
+            command = command.replace(DATABASE, self.database.get_or_insert_with(postgres::database));
+        }
+        if command.contains(BUCKET) {
+            let (bucket, s3) = self.bucket.get_or_insert_with(|| {
                 let s3 = s3::Server::shared();
-                Servers { database: postgres::database(), bucket: s3.bucket(), s3 }
+                (format!("s3://{}/", s3.bucket()), s3)
             });
-            let bucket = format!("s3://{}/prefix", servers.bucket);
-            let exports: String = servers.s3.env().iter().map(|(name, value)| format!("export {name}='{value}'\n")).collect();
-            command = format!("{exports}{}", command.replace(DATABASE, &servers.database).replace(BUCKET, &bucket));
+            let exports: String = s3.env().iter().map(|(name, value)| format!("export {name}='{value}'\n")).collect();
+            command = format!("{exports}{}", command.replace(BUCKET, bucket));
+        }
+        if command.contains(COLLECTOR) {
+            let collector = self.collector.get_or_insert_with(|| Collector::start(Manner::Take));
+            command = command.replace(COLLECTOR, &collector.url);
         }
         if command.contains(BEHIND_TLS) {
             let proxy = self.proxy.get_or_insert_with(|| Proxy::start(&format!("{}:5077", self.address), etc.join("localhost.pem")));
@@ -233,13 +271,11 @@ impl Shell {
     fn output(&self, out: &PathBuf) -> String {
         let text = String::from_utf8_lossy(&std::fs::read(out).unwrap_or_default()).into_owned();
         let home = self.dir.path().join("home");
-        let text = text.replace(home.to_str().unwrap(), HOME).replace(&format!("https://{}:5077", self.address), WITH_TLS);
+        let text = text.replace(home.to_str().unwrap(), HOME).replace(&format!("https://{}:5077", self.address), WITH_TLS[0]);
         let text = text.replace(&self.address, LOOPBACK);
         let text = self.proxy.iter().fold(text, |text, proxy| text.replace(&proxy.url, BEHIND_TLS.trim_end()));
-        match &self.servers {
-            Some(servers) => text.replace(&servers.database, DATABASE).replace(&format!("s3://{}/prefix", servers.bucket), BUCKET),
-            None => text,
-        }
+        let text = self.database.iter().fold(text, |text, database| text.replace(database, DATABASE));
+        self.bucket.iter().fold(text, |text, (bucket, _)| text.replace(bucket, BUCKET))
     }
 }
 

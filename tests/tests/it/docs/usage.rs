@@ -5,7 +5,7 @@ use pfr_tests::binary;
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::{Command, Output};
 
-pub const PROGRAMS: [&str; 5] = ["pf", "pf-registry", "pf-agent", "pf-kv", "pf-bench"];
+pub const PROGRAMS: [&str; 6] = ["pf", "pf-registry", "pf-agent", "pf-kv", "pf-bench", "pf-faults"];
 
 /// Whether a line runs one of our programs.
 pub fn is_ours(line: &str) -> bool {
