@@ -38,6 +38,9 @@ fn program(folder: &Path, name: &str, script: &str) {
     std::fs::set_permissions(folder.join(name), std::fs::Permissions::from_mode(0o755)).unwrap();
 }
 
+/// How nextest ends if the tests do not compile: it runs none and writes nothing.
+const NOT_BUILT: i32 = 101;
+
 /// Runs `./check MODE` with a `cargo` whose tests end with `code`, and everything else it needs.
 fn check_with_tests_that_end(mode: &str, code: i32) -> (Option<i32>, String) {
     let dir = tempfile::tempdir().unwrap();
@@ -51,7 +54,11 @@ fn check_with_tests_that_end(mode: &str, code: i32) -> (Option<i32>, String) {
     std::fs::create_dir_all(&folder).unwrap();
     std::fs::write(folder.join("junit.xml"), "of an earlier run").unwrap();
     let file = folder.join("junit.xml");
-    program(&programs, "cargo", &format!("[ \"$1\" != nextest ] || {{ echo '{report}' >{}; exit {code}; }}", file.display()));
+    program(
+        &programs,
+        "cargo",
+        &format!("[ \"$1\" != nextest ] || {{ [ {code} = {NOT_BUILT} ] || echo '{report}' >{}; exit {code}; }}", file.display()),
+    );
     for name in ["cc", "c++", "clippy-driver", "cargo-nextest", "cargo-deny", "git", "initdb"] {
         program(&programs, name, "");
     }
@@ -77,6 +84,15 @@ fn check_ends_with_the_ten_slowest_tests_and_what_it_found() {
         assert_eq!(lines[begin + 11], "", "{mode}: {output}");
         assert!(lines[begin + 12..].iter().all(|line| line.contains(" s  ")), "{mode}: {output}");
         assert!(lines.last().unwrap().contains(says), "{mode}: {output}");
+    }
+}
+
+#[test]
+fn check_says_nothing_of_the_tests_of_an_earlier_run() {
+    for mode in ["quick", "all"] {
+        let (status, output) = check_with_tests_that_end(mode, NOT_BUILT);
+        assert!(status == Some(NOT_BUILT) && output.contains("FAILED in \"tests"), "{mode}: {output}");
+        assert!(!output.contains("slowest"), "{mode}: {output}");
     }
 }
 
