@@ -136,6 +136,20 @@ fn commands_that_are_not_run_are_listed_and_exist() {
 }
 
 #[test]
+fn check_runs_the_scripts_of_blocks_that_run_the_checks() {
+    let check = std::fs::read_to_string(root().join("check")).unwrap();
+    let mut scripts = BTreeSet::new();
+    for page in all() {
+        let blocks = page.blocks.iter().filter(|block| block.mark == Mark::NotRun("runs the checks themselves"));
+        let folder = Path::new(&page.name).parent().unwrap();
+        scripts.extend(blocks.flat_map(|block| &block.steps).flat_map(|step| unrun::scripts(folder, &step.command)));
+    }
+    assert!(scripts.remove("check") && scripts.len() >= 5, "{scripts:?}");
+    let left: Vec<&String> = scripts.iter().filter(|script| !check.contains(script.as_str())).collect();
+    assert!(left.is_empty(), "neither ./check nor the pages run {left:?}");
+}
+
+#[test]
 fn the_page_on_testing_says_how_many_commands_are_not_run_and_why() {
     let text = std::fs::read_to_string(root().join("docs/testing.md")).unwrap();
     let (_, section) = text.split_once("## Commands on the pages").unwrap();

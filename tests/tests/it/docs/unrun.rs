@@ -5,7 +5,7 @@
 
 use super::page::{files, root};
 use super::usage::{Helps, PROGRAMS};
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::process::Command;
 use yaml_rust2::{Yaml, YamlLoader};
 
@@ -17,6 +17,18 @@ pub fn check(helps: &mut Helps, folder: &Path, line: &str) -> Checked {
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         one(helps, folder, &words)
     })
+}
+
+/// The scripts that a line runs, relative to the repository.
+pub fn scripts(folder: &Path, line: &str) -> Vec<String> {
+    let programs = commands(line).into_iter().filter_map(|words| words.into_iter().find(|word| variable(&word.as_str()).is_none()));
+    let places = programs.filter_map(|program| {
+        let places = [PathBuf::from(&program), folder.join(&program)];
+        places.into_iter().find(|place| program.contains('/') && root().join(place).is_file())
+    });
+    // Without `./`.
+    let normal = |place: PathBuf| place.components().filter(|part| matches!(part, Component::Normal(_))).collect::<PathBuf>();
+    places.map(|place| normal(place).to_str().unwrap().to_owned()).collect()
 }
 
 /// The words of each command of a line, without comments and redirections. Those within `$(…)` are
@@ -356,6 +368,7 @@ mod tests {
         assert_eq!(words("A=1 x 'b c' > f && y --z   # no"), ["A=1 x b c", "y --z"]);
         assert_eq!(words("T=$(x exec -- y \"a|b\")"), ["x exec -- y a|b"]);
         assert_eq!(words("export T=$(x)"), ["export", "x"]);
+        assert_eq!(scripts(Path::new("fuzz"), "A=1 ./seed x && ./check && ls ./demo"), ["fuzz/seed", "check"]);
     }
 
     #[test]
