@@ -309,9 +309,9 @@ class Usage:
     garbage_bytes: int
     dead_bytes: int
     draining_bytes: int
-    unfinished_bytes: int
     snapshots: int
     leased_bytes: int = field(metadata={"name": "leased", "read": lambda found: int(found["bytes"])})
+    unfinished_bytes: int = field(metadata={"name": "unfinished", "read": lambda found: int(found["bytes"])})
 
 
 @dataclass(frozen=True, slots=True)

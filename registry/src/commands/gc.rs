@@ -65,11 +65,18 @@ fn text(r: &GcReport) -> String {
         }
         _ => String::new(),
     };
+    let unfinished = match &r.unfinished {
+        Some(u) if u.packs > 0 => {
+            let (uploads, written) = (count(u.packs, "upload"), bytes(u.bytes));
+            format!("unfinished       {written} of {uploads} that go on or were cut off{}\n", until(u.expires_at))
+        }
+        _ => String::new(),
+    };
     format!(
         "objects {would}freed   {} ({} of deleted snapshots, {} never committed), {}\n\
          packs {would}deleted   {}, {}\n\
          packs compacted  {}, and {} merged: {} copied\n\
-         in grace period  {}{}\n{protected}{deferred}",
+         in grace period  {}{}\n{protected}{unfinished}{deferred}",
         number(r.released + r.unclaimed),
         number(r.released),
         number(r.unclaimed),

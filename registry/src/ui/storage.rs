@@ -67,7 +67,7 @@ fn rows(usage: &Usage) -> [(&'static str, &'static str, u64, &'static str); 6] {
         ("garbage", "Garbage", usage.garbage_bytes, "freed by the next garbage collection"),
         ("dead", "Dead space", usage.dead_bytes, "room in packs that no blob uses: indexes, and what compaction gives back"),
         ("emptied", "Emptied", usage.draining_bytes, "packs that wait for the end of their grace period"),
-        ("unfinished", "Unfinished", usage.unfinished_bytes, "packs that are being uploaded"),
+        ("unfinished", "Unfinished", usage.unfinished.bytes, "packs that are being uploaded"),
     ]
 }
 
@@ -85,7 +85,7 @@ pub(super) fn table(usage: &Usage, now: u64) -> Markup {
     let end = |class: &str| match class {
         "leased" if usage.leased.bytes > 0 => usage.leased.expires_at,
         "emptied" => usage.draining_ends_at,
-        "unfinished" if usage.unfinished_packs > 0 => usage.unfinished_ends_at,
+        "unfinished" => usage.unfinished.expires_at,
         _ => None,
     };
     html! {

@@ -39,7 +39,7 @@ api! {
         pub moved_bytes: u64,
         /// Packs whose bytes were deleted: the grace period since they were emptied had passed.
         pub packs_deleted: u64,
-        /// Their bytes on storage.
+        /// Their bytes on storage; of an upload that never ended, where the storage tells them.
         pub deleted_bytes: u64,
         /// Bytes of emptied packs, which stay on storage for the grace period.
         pub draining_bytes: u64,
@@ -53,6 +53,10 @@ api! {
         /// lasts.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub protected: Option<Protected>,
+        /// Uploads that have not ended, and stay for now. None for a scheduled run, and while a run
+        /// lasts.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub unfinished: Option<UnfinishedPacks>,
         /// Objects of the journal that a journal summary replaced.
         pub journal_deleted: u64,
         /// Snapshots evicted to keep a local store within its size.
@@ -79,6 +83,19 @@ api! {
         /// The push sessions that hold these leases, at most a hundred. A pull into a local store
         /// is one too.
         pub sessions: Vec<OpenSession>,
+    }
+
+    /// Packs whose upload has not ended: it goes on, or the process that it came to was killed.
+    #[derive(Default)]
+    pub struct UnfinishedPacks {
+        /// How many there are.
+        pub packs: u64,
+        /// What is written of them, where the storage tells: a directory does.
+        pub bytes: u64,
+        /// When the last of them counts as abandoned, unless its upload goes on: milliseconds since
+        /// 1970.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub expires_at: Option<u64>,
     }
 
     /// A push session that is neither committed nor over.

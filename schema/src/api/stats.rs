@@ -1,6 +1,6 @@
 //! What snapshots cost, and what takes up room.
 
-use super::{Protected, Quota};
+use super::{Protected, Quota, UnfinishedPacks};
 use crate::digest::Digest;
 use crate::name::{RepositoryName, Tag};
 use serde::{Deserialize, Serialize};
@@ -107,14 +107,8 @@ api! {
         /// When the grace period of the last of them ends: milliseconds since 1970.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub draining_ends_at: Option<u64>,
-        /// Bytes of packs whose upload has not ended, where the storage tells their size.
-        pub unfinished_bytes: u64,
-        /// How many there are.
-        pub unfinished_packs: u64,
-        /// When the last of them counts as abandoned, unless its upload goes on: milliseconds since
-        /// 1970.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        pub unfinished_ends_at: Option<u64>,
+        /// Uploads that have not ended.
+        pub unfinished: UnfinishedPacks,
         /// Snapshots, over all repositories.
         pub snapshots: u64,
         /// Of these, pinned: eviction leaves them.

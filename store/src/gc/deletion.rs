@@ -45,14 +45,14 @@ impl Run<'_> {
         let store = self.store;
         let mut deletions = futures::stream::iter(packs)
             .map(|pack| async move {
-                let deleted = delete(store, &pack.key).await;
+                let deleted = delete(store, &pack).await;
                 (pack, deleted)
             })
             .buffer_unordered(AT_ONCE);
         let mut gone = Vec::new();
         while let Some((pack, deleted)) = deletions.next().await {
             match self.note(deleted) {
-                Some(()) => gone.push(pack),
+                Some(bytes) => gone.push(PackRow { bytes, ..pack }),
                 None => drop(failed.insert(pack.id)),
             }
         }
@@ -60,10 +60,12 @@ impl Run<'_> {
     }
 }
 
-/// Deletes a pack's bytes, and the remains of an interrupted upload of it. It is no error if they
-/// are gone already.
-async fn delete(store: &Store, key: &str) -> Result<()> {
+/// Deletes a pack's bytes, and the remains of an interrupted upload of it; returns how many bytes
+/// they were. It is no error if they are gone already.
+async fn delete(store: &Store, pack: &PackRow) -> Result<u64> {
+    let bytes = store.bytes_on_storage(pack).await?;
     // The unfinished first: an upload that completes in between is then found under its name.
-    store.remove_unfinished(key).await?;
-    store.delete_pack(key).await
+    store.remove_unfinished(&pack.key).await?;
+    store.delete_pack(&pack.key).await?;
+    Ok(bytes)
 }

@@ -41,6 +41,7 @@ impl Run<'_> {
             self.report.error = Some(format!("there are more than {MOST} objects to look at: the numbers are a lower bound"));
         }
         self.report.protected = Some(plan.protected().await?);
+        self.report.unfinished = Some(self.store.unfinished_packs(if end_sessions { u64::MAX } else { now }).await?);
         // The deletion of each snapshot is an object of the journal.
         self.report.journal_deleted = self.store.superfluous_journal(evicted.len() as u64, JOURNAL).await?;
         Ok(())
@@ -91,10 +92,16 @@ impl Run<'_> {
         }
         let due = self.store.metadata.emptied_packs(self.options.grace, MOST).await?;
         self.report.packs_deleted = due.len() as u64;
-        self.report.deleted_bytes = due.iter().map(|pack| pack.bytes).sum();
-        let all: u64 = packs.iter().filter(|pack| pack.state == PackState::Emptied).map(|pack| pack.bytes).sum();
+        self.report.deleted_bytes = self.store.bytes_of(&due).await?;
+        let mut all = 0;
+        for pack in packs.iter().filter(|pack| pack.state == PackState::Emptied) {
+            all += self.store.bytes_on_storage(pack).await?;
+        }
         self.report.draining_bytes = all - self.report.deleted_bytes.min(all);
-        let bytes: u64 = emptied.iter().map(|pack| pack.bytes).sum();
+        let mut bytes = 0;
+        for pack in &emptied {
+            bytes += self.store.bytes_on_storage(pack).await?;
+        }
         if self.options.grace.is_zero() {
             self.report.packs_deleted += emptied.len() as u64;
             self.report.deleted_bytes += bytes;

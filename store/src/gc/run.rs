@@ -172,7 +172,7 @@ impl<'a> Run<'a> {
     /// What stays for now, and until when.
     async fn left(&mut self) -> Result<()> {
         let packs = self.store.metadata.emptied_packs(Duration::ZERO, EMPTIED_SHOWN).await?;
-        self.report.draining_bytes = packs.iter().map(|pack| pack.bytes).sum();
+        self.report.draining_bytes = self.store.bytes_of(&packs).await?;
         let last = packs.iter().filter_map(|pack| pack.draining_since).max().filter(|_| self.report.draining_bytes > 0);
         self.report.draining_ends_at = last.map(|since| since.saturating_add(self.grace_ms()));
         self.report.disk_bytes = Some(self.store.metadata.disk_bytes().await?);
@@ -180,6 +180,7 @@ impl<'a> Run<'a> {
         // leased object.
         if self.options.trigger != GcTrigger::Schedule {
             self.report.protected = Some(Plan::new(self.store, self.options.batch, Leases::All).protected().await?);
+            self.report.unfinished = Some(self.store.unfinished_packs(0).await?);
         }
         Ok(())
     }

@@ -4,8 +4,8 @@ use super::plan::{Leases, MOST, Packs, Plan};
 use crate::Store;
 use crate::boxed;
 use crate::error::Result;
-use crate::metadata::PackState;
-use pfr_schema::api::Usage;
+use crate::metadata::{PackRow, PackState};
+use pfr_schema::api::{UnfinishedPacks, Usage};
 use std::time::Duration;
 
 /// Objects looked at in one query.
@@ -35,22 +35,42 @@ impl Store {
                     usage.dead_bytes += pack.bytes.saturating_sub(pack.live_bytes);
                 }
                 PackState::Emptied => {
-                    usage.draining_bytes += pack.bytes;
+                    usage.draining_bytes += self.bytes_on_storage(pack).await?;
                     last = last.max(pack.draining_since);
                 }
-                PackState::Writing => {
-                    usage.unfinished_bytes += self.unfinished_bytes(&pack.key).await?;
-                    usage.unfinished_packs += 1;
-                    usage.unfinished_ends_at = usage.unfinished_ends_at.max(Some(pack.keep_until).filter(|until| *until > now));
-                }
+                PackState::Writing => {}
             }
         }
+        usage.unfinished = self.unfinished_packs(0).await?;
         let millis = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
         usage.draining_ends_at = last.map(|since| since.saturating_add(millis)).filter(|until| *until > now);
         usage.live_bytes = in_use.saturating_sub(usage.garbage_bytes + usage.leased.bytes);
-        usage.disk_bytes = in_use + usage.dead_bytes + usage.draining_bytes + usage.unfinished_bytes;
+        usage.disk_bytes = in_use + usage.dead_bytes + usage.draining_bytes + usage.unfinished.bytes;
         (usage.snapshots, usage.pinned) = self.metadata.count_snapshots().await?;
         usage.quota = self.metadata.quota().await?;
         Ok(usage)
+    }
+
+    /// The uploads that have not ended and whose lease lasts beyond `at`.
+    pub(super) async fn unfinished_packs(&self, at: u64) -> Result<UnfinishedPacks> {
+        let mut packs = self.metadata.writing_packs(MOST).await?;
+        packs.retain(|pack| pack.keep_until > at);
+        let now = self.options.clock.now();
+        let expires_at = packs.iter().map(|pack| pack.keep_until).max().filter(|until| *until > now);
+        Ok(UnfinishedPacks { packs: packs.len() as u64, bytes: self.bytes_of(&packs).await?, expires_at })
+    }
+
+    /// Bytes of packs, as [`Self::bytes_on_storage`].
+    pub(super) async fn bytes_of(&self, packs: &[PackRow]) -> Result<u64> {
+        let mut bytes = 0;
+        for pack in packs {
+            bytes += self.bytes_on_storage(pack).await?;
+        }
+        Ok(bytes)
+    }
+
+    /// Bytes of a pack. The row of an upload that never ended has none.
+    pub(super) async fn bytes_on_storage(&self, pack: &PackRow) -> Result<u64> {
+        if pack.bytes > 0 { Ok(pack.bytes) } else { self.unfinished_bytes(&pack.key).await }
     }
 }

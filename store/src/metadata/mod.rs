@@ -272,6 +272,8 @@ macro_rules! metadata_transactions {
             /// Marks as emptied at most `limit` packs: those that nothing points to, and those
             /// still being written after their lease.
             empty_packs(limit: usize) -> Emptied = WRITE |tx| packs::empty(tx, *limit);
+            /// Packs that are being written, those that count as abandoned first.
+            writing_packs(limit: usize) -> Vec<PackRow> = READ |tx| packs::writing(tx, *limit);
             /// Packs that were emptied longer ago than `grace`.
             emptied_packs(grace: Duration, limit: usize) -> Vec<PackRow> = READ |tx| packs::emptied(tx, *grace, *limit);
             /// Deletes the rows of emptied packs whose bytes are gone.

@@ -116,6 +116,12 @@ pub(super) async fn emptied(tx: &mut dyn Tx, grace: Duration, limit: usize) -> O
     Ok(rows.into_iter().map(pack_row).collect())
 }
 
+pub(super) async fn writing(tx: &mut dyn Tx, limit: usize) -> Outcome<Vec<PackRow>> {
+    let find = concat!("SELECT ", columns!(), " FROM packs WHERE state = 'writing' ORDER BY keep_until, id LIMIT $1");
+    let rows = tx.query(find, values![at_most(limit)]).await?;
+    Ok(rows.into_iter().map(pack_row).collect())
+}
+
 pub(super) async fn forget(tx: &mut dyn Tx, packs: &[PackId]) -> Outcome<()> {
     let delete =
         "DELETE FROM packs WHERE id = ANY(ARRAY(SELECT id FROM packs WHERE id = ANY($1) ORDER BY id FOR UPDATE)) AND state = 'draining'";

@@ -227,7 +227,7 @@ async fn what_takes_up_room_adds_up(on: Backend) {
             + before.garbage_bytes
             + before.dead_bytes
             + before.draining_bytes
-            + before.unfinished_bytes,
+            + before.unfinished.bytes,
         before.disk_bytes
     );
     let report = rig.store.gc(&GcOptions { grace, ..at_once() }, &mut |_| ()).await.unwrap();
@@ -339,6 +339,8 @@ enum Step {
     Push(u64, u64),
     /// The same, and leave the session open, or abort it.
     Upload(u64, u64, bool),
+    /// An upload of a pack that is cut off after so many bytes.
+    CutOff(usize),
     /// Ask in the open session that is the oldest whether these pages are there.
     Ask(u64, u64),
     /// Delete the oldest snapshot.
@@ -358,6 +360,7 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         4 => range().prop_map(|(from, n)| Step::Push(from, n)),
         3 => (range(), any::<bool>()).prop_map(|((from, n), abort)| Step::Upload(from, n, abort)),
+        1 => (1..4000_usize).prop_map(Step::CutOff),
         1 => range().prop_map(|(from, n)| Step::Ask(from, n)),
         3 => Just(Step::Delete),
         1 => (1..LEASE * 3 / 2).prop_map(Step::Wait),
@@ -370,6 +373,9 @@ async fn the_dry_run_says_exactly_what_the_run_does(on: Backend) {
     let case = move |steps: Vec<Step>| async move {
         let rig = rig_with_packs_of(on, 6000).await;
         let mut open: Vec<LivePush> = Vec::new();
+        let mut packs = 0_u64..;
+        // The first push marks the storage.
+        push(&rig.store, &pages(0..1), "first").await.unwrap();
         for step in steps.into_iter().chain([Step::Collect { grace: false, end_sessions: false }]) {
             match step {
                 Step::Push(from, n) => {
@@ -380,6 +386,16 @@ async fn the_dry_run_says_exactly_what_the_run_does(on: Backend) {
                     match abort {
                         true => rig.store.abort(&session).await.unwrap(),
                         false => open.push(session),
+                    }
+                }
+                Step::CutOff(bytes) => {
+                    let key = format!("0190aaaa-0000-7000-8000-{:012x}", packs.next().unwrap());
+                    rig.store.metadata().begin_pack(key.clone(), Duration::from_secs(LEASE)).await.unwrap();
+                    // A bucket shows nothing of it.
+                    if matches!(on, Backend::SqliteDisk | Backend::PostgresDisk) {
+                        let shard = rig.packs_dir().join(&key[key.len() - 2..]);
+                        std::fs::create_dir_all(&shard).unwrap();
+                        std::fs::write(shard.join(format!("{key}.pfpack#1")), vec![1; bytes]).unwrap();
                     }
                 }
                 Step::Ask(from, n) => {

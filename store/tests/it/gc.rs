@@ -177,11 +177,14 @@ async fn what_a_killed_upload_left_is_removed_with_its_staging_files(on: Backend
     for number in 1..=3 {
         std::fs::write(shard.join(format!("{key}.pfpack#{number}")), b"half").unwrap();
     }
-    gc(&rig).await;
+    let until = rig.store.options().clock.now() + LEASE * 1000;
+    let unfinished = gc(&rig).await.unfinished.unwrap();
+    assert_eq!((unfinished.packs, unfinished.bytes, unfinished.expires_at), (1, 12, Some(until)));
     assert_eq!(count_files(&rig).await, kept + 3, "its lease still runs");
     rig.seconds(LEASE + 1);
     let report = gc(&rig).await;
-    assert_eq!((report.packs_abandoned, report.packs_deleted, count_files(&rig).await), (1, 1, kept));
+    assert_eq!((report.packs_abandoned, report.packs_deleted, report.deleted_bytes), (1, 1, 12));
+    assert_eq!((report.unfinished.unwrap().packs, count_files(&rig).await), (0, kept));
     leaks::assert_none(&rig).await;
 }
 

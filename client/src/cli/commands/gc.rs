@@ -148,7 +148,12 @@ fn words(r: &GcReport, local: bool, now: u64, unfinished: &str) -> Vec<(&'static
         lines.push(("deleted", format!("{}, {} on disk", count(r.packs_deleted, "pack"), bytes(r.deleted_bytes))));
         lines.extend(protected.map(|words| ("protected", words)));
     }
-    if local && r.protected.as_ref().is_some_and(|p| !p.sessions.is_empty()) {
+    let uploads = r.unfinished.as_ref().filter(|u| u.packs > 0);
+    lines.extend(uploads.map(|u| {
+        let end = u.expires_at.map_or(String::new(), |end| format!(", kept until {}", until(end, now)));
+        ("unfinished", format!("{} of {}{end}", bytes(u.bytes), count(u.packs, "unfinished upload")))
+    }));
+    if local && (uploads.is_some() || r.protected.as_ref().is_some_and(|p| !p.sessions.is_empty())) {
         lines.push(("", format!("{unfinished} frees it now; the interrupted command again resumes it instead")));
     }
     if r.deferred > 0 {
@@ -221,7 +226,7 @@ mod tests {
     use crate::cli::suggest::Flags;
     use axum::routing::{get, post};
     use axum::{Json, Router};
-    use pfr_schema::api::{OpenSession, Protected};
+    use pfr_schema::api::{OpenSession, Protected, UnfinishedPacks};
 
     async fn registry(run: GcReport) -> Remote {
         let begun = GcReport { id: "run".into(), ..GcReport::default() };
@@ -252,6 +257,13 @@ mod tests {
         let lines = text(&freed, false);
         assert_eq!(lines[0], "freed|3 objects, 2.00 KiB  (2 of deleted snapshots, 1 never committed)");
         assert!(lines[2].starts_with("protected|28.0 MiB unreferenced"), "{lines:?}");
+        let uploads = UnfinishedPacks { packs: 2, bytes: 8 << 20, expires_at: Some(now + 3_540_000) };
+        let cut_off = GcReport { unfinished: Some(uploads), ..GcReport::default() };
+        assert_eq!(
+            text(&cut_off, false),
+            ["|nothing freed", "unfinished|8.00 MiB of 2 unfinished uploads, kept until 2024-03-01 00:58 UTC, in 59 min"]
+        );
+        assert_eq!(text(&cut_off, true)[2], "|`pf gc --unfinished` frees it now; the interrupted command again resumes it instead");
         let kept = GcReport { draining_bytes: 4096, draining_ends_at: Some(now + 60_000), ..GcReport::default() };
         assert_eq!(text(&kept, false)[1], "kept|4.00 KiB deleted, on storage for the grace period until 2024-03-01 00:00:59 UTC, in 60 s");
     }

@@ -40,9 +40,9 @@ fn rows(usage: &Usage, local: bool, now: u64, flags: &Flags) -> Vec<[String; 3]>
     rows.push(("garbage", usage.garbage_bytes, if usage.garbage_bytes > 0 { gc } else { String::new() }));
     rows.push(("dead", usage.dead_bytes, if usage.dead_bytes > 0 { "by compaction".into() } else { String::new() }));
     rows.push(("deleted", usage.draining_bytes, end(usage.draining_bytes, usage.draining_ends_at)));
-    if usage.unfinished_packs > 0 {
-        let note = format!("{}, {}", ends(usage.unfinished_ends_at, now), count(usage.unfinished_packs, "upload"));
-        rows.push(("unfinished", usage.unfinished_bytes, note));
+    if usage.unfinished.packs > 0 {
+        let note = format!("{}, {}", ends(usage.unfinished.expires_at, now), count(usage.unfinished.packs, "upload"));
+        rows.push(("unfinished", usage.unfinished.bytes, note));
     }
     rows.push(("total", usage.disk_bytes, String::new()));
     let rows = rows.into_iter().map(|(what, size, note)| [what.to_owned(), bytes(size), note]);
@@ -86,13 +86,13 @@ pub fn holders(protected: &Protected, local: bool) -> String {
 pub fn unfinished(usage: &Usage, now: u64, flags: &Flags) -> Option<String> {
     let gc = Suggestion::new("gc").local();
     let end = gc.clone().arg("--unfinished").render(flags);
-    let (leased, garbage) = (&usage.leased, usage.garbage_bytes + usage.unfinished_bytes);
+    let (leased, garbage) = (&usage.leased, usage.garbage_bytes + usage.unfinished.bytes);
     let go_on = "the same command again resumes it";
     if leased.bytes > 0 {
         let kept = leased.expires_at.map_or(String::new(), |end| format!(", kept until {}", until(end, now)));
         return Some(format!("{} of {}{kept}: {go_on}, `{end}` frees it", bytes(leased.bytes + garbage), holders(leased, true)));
     }
-    let command = if usage.unfinished_bytes > 0 { end } else { gc.render(flags) };
+    let command = if usage.unfinished.bytes > 0 { end } else { gc.render(flags) };
     (garbage > 0).then(|| format!("{} that no snapshot holds: `{command}` frees it", bytes(garbage)))
 }
 

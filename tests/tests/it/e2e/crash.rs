@@ -1,10 +1,14 @@
 //! Kill −9 of registry or client at random points: acknowledged pushes are complete, others are
 //! invisible, and a second run completes them.
 
-use pfr_tests::{Pf, Registry, Shape, SnapshotDir, files, seed};
+use pfr_schema::media_type;
+use pfr_tests::{Pf, Registry, Shape, SnapshotDir, Wire, binary, files, seed, wait_for};
 use rand::{Rng as _, RngExt as _, SeedableRng as _, rngs::StdRng};
+use serde_json::Value;
 use std::collections::BTreeMap;
-use std::process::Child;
+use std::io::Write as _;
+use std::net::TcpStream;
+use std::process::{Child, Command};
 use std::time::Duration;
 
 const REPOSITORY: &str = "team/agent";
@@ -94,6 +98,49 @@ fn pushes_survive_kills(rounds: u64) {
 #[test]
 fn acknowledged_pushes_survive_kills_and_unacknowledged_ones_are_whole_or_invisible() {
     pushes_survive_kills(6);
+}
+
+/// The upload that a killed registry did not finish takes up room for the length of a lease. Both
+/// reports say so: a full disk is not freed without it.
+#[test]
+fn a_collection_after_a_kill_says_what_an_upload_that_was_cut_off_keeps_and_until_when() {
+    let mut registry = Registry::start();
+    let base = "/v1/repositories/team/agent/pushes";
+    let body = |answer: String| serde_json::from_str::<Value>(answer.split_once("\r\n\r\n").unwrap().1).unwrap();
+    let opened = body(registry.ask("POST", base));
+    let put = format!(
+        "PUT {base}/{}/frames HTTP/1.1\r\nHost: {}\r\nContent-Type: {}\r\nContent-Length: {}\r\n\r\n",
+        opened["id"].as_str().unwrap(),
+        registry.address(),
+        media_type::FRAMES,
+        16 << 20
+    );
+    let mut upload = TcpStream::connect(registry.address()).unwrap();
+    upload.write_all(put.as_bytes()).unwrap();
+    // A large blob is written as it comes.
+    upload.write_all(&Wire::blob(&vec![1; 8 << 20])[..6 << 20]).unwrap();
+    let unfinished = |report: &str| serde_json::from_str::<Value>(report).unwrap()["unfinished"].clone();
+    let written = wait_for("bytes on the disk", 30, || {
+        let unfinished = body(registry.get("/v1/usage"))["unfinished"].clone();
+        (unfinished["bytes"].as_u64().unwrap() > 0).then_some(unfinished["packs"].clone())
+    });
+    assert_eq!(written, 1);
+    registry.kill();
+    let gc = |options: &[&str]| {
+        let data = registry.data().to_str().unwrap();
+        let output = Command::new(binary("pf-registry")).args(["gc", "--grace", "0", "--data", data]).args(options).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let (planned, done) = (unfinished(&gc(&["--json", "--dry-run"])), unfinished(&gc(&["--json"])));
+    assert_eq!(planned, done);
+    assert!(done["packs"] == 1 && done["bytes"].as_u64().unwrap() > 0 && done["expires_at"].is_u64(), "{done}");
+    let text = gc(&[]);
+    let line = text.lines().find(|line| line.starts_with("unfinished ")).unwrap_or_else(|| panic!("{text}"));
+    assert!(line.contains(" of 1 upload") && line.contains(", until "), "{line}");
+    registry.restart();
+    let shown = Pf::new(&registry.url()).run(&["gc"]).ok().stdout;
+    assert!(shown.contains(" of 1 unfinished upload, kept until "), "{shown}");
 }
 
 fn pulls_survive_kills(rounds: u32) {
