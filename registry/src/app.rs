@@ -7,6 +7,7 @@ use crate::claims::Claims;
 use crate::config::Config;
 use crate::domains::{Domain, Domains};
 use crate::events::Places;
+use crate::http::arrivals::Arrivals;
 use crate::http::host::Hosts;
 use crate::http::permit::{RequestPermit, wait_for};
 use crate::http::timeout::Pace;
@@ -30,8 +31,8 @@ const LARGE: usize = 4;
 const STATISTICS: usize = 3;
 /// The same of one domain: those of a large one leave a place to other domains.
 pub(crate) const STATISTICS_OF_DOMAIN: usize = STATISTICS - 1;
-/// KiB that all slowly arriving JSON bodies may hold together.
-const SLOW_KIB: usize = 32 << 10;
+/// Bytes that JSON bodies may hold while they arrive, besides four of the largest size.
+const ARRIVING: usize = 32 << 20;
 /// KiB that all large OCI manifests may hold together while they are sent.
 const SENT_KIB: usize = 64 << 10;
 /// Verifications at once, each of which reads a complete snapshot. Others are refused with
@@ -85,8 +86,8 @@ pub(crate) struct Inner {
     pub(crate) queue: Duration,
     /// How long a client may take for a JSON body.
     pub(crate) json_time: Duration,
-    /// KiB that JSON bodies of slow clients may have together.
-    pub(crate) slow_bodies: Arc<Semaphore>,
+    /// Memory of JSON bodies while they arrive.
+    pub(crate) arrivals: Arc<Arrivals>,
     pub(crate) max_json_bytes: usize,
     pub(crate) max_digests: usize,
     pub(crate) max_frames_bytes: u64,
@@ -128,8 +129,7 @@ impl App {
             pace: config.pace(),
             queue: Duration::from_secs(config.queue_seconds),
             json_time: Duration::from_secs(config.json_body_seconds),
-            // One body of the largest size must fit.
-            slow_bodies: Arc::new(Semaphore::new(SLOW_KIB.max(config.max_json_bytes.div_ceil(1 << 10) + 1024))),
+            arrivals: Arrivals::new(ARRIVING.saturating_add(config.max_json_bytes.saturating_mul(LARGE))),
             max_json_bytes: config.max_json_bytes,
             max_digests: config.max_digests,
             max_frames_bytes: config.max_frames_bytes,

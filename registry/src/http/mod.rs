@@ -2,6 +2,7 @@
 //! request id, the log line.
 
 pub(crate) mod address;
+pub(crate) mod arrivals;
 pub(crate) mod base;
 pub(crate) mod body;
 pub(crate) mod conditions;

@@ -317,23 +317,24 @@ async fn a_request_that_waits_for_its_client_takes_no_place() {
     assert_eq!(&answer, b"HTTP/1.1 200 OK", "its body is taken when it comes");
 }
 
-/// Bodies that come fast at first and then stall spend what slow ones may hold, and wait for their
-/// turns among the large ones. They wait without the permits that other requests need.
+/// Bodies that come fast at first and then stall spend the memory of those that arrive. Other
+/// requests have their permits, and other bodies the memory of the slowest.
 #[tokio::test]
 async fn a_request_that_waits_for_memory_takes_no_place() {
     let registry = Registry::start_with(|config| {
         config.max_requests = 2;
         config.queue_seconds = 30;
+        config.max_json_bytes = 1 << 20;
     })
     .await;
     registry.push(REPO, &snapshot(0..2, vec![]), Some("latest")).await;
     let push = registry.open_push(REPO).await;
-    // A hundred and nine of them fill the 32 MiB.
+    // A hundred and twenty-three of them fill the 36 MiB.
     let (mut held, piece) = (Vec::new(), vec![b' '; 300 << 10]);
     for at in 0..130 {
         let begun = Instant::now();
         assert_eq!(registry.get(&format!("/v1/repositories/{REPO}/tags/latest")).await.status(), StatusCode::OK);
-        let mut body = held_request(&registry, "POST", &format!("{push}/missing"), "application/json", 4 << 20).await;
+        let mut body = held_request(&registry, "POST", &format!("{push}/missing"), "application/json", 1 << 20).await;
         assert!(begun.elapsed() < Duration::from_secs(10), "beside {at} slow bodies: {:?}", begun.elapsed());
         body.write_all(&piece).await.expect("written");
         held.push(body);
@@ -341,6 +342,9 @@ async fn a_request_that_waits_for_memory_takes_no_place() {
     tokio::time::sleep(Duration::from_secs(1)).await;
     let begun = Instant::now();
     registry.push(REPO, &snapshot(5..9, vec![]), Some("beside")).await;
+    let digests: Vec<Digest> = (0..10_000_u64).map(|i| Digest::sha256(&i.to_le_bytes())).collect();
+    let large = json!({"groups": [{"kind": "blob", "digests": digests}]});
+    let _: api::MissingResponse = ok(registry.post(&format!("{push}/missing"), &large).await).await;
     assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
 }
 

@@ -14,9 +14,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use tokio::io::Interest;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 use tokio::task::{JoinHandle, JoinSet};
 
+/// After what time a slow client comes back.
+const BACK: Duration = Duration::from_secs(5);
 /// Longer than any of this takes, on any machine.
 const FOR_EVER: Duration = Duration::from_secs(60);
 
@@ -43,9 +45,30 @@ enum Way {
     Download,
     Idle,
     Headers,
+    Events,
+    ImageUpload,
+    ImageManifest,
+    ImageDownload,
+    ReadManifest,
 }
 
-const WAYS: [Way; 7] = [Way::Upload, Way::LargeFrame, Way::Json, Way::ChunkedJson, Way::Download, Way::Idle, Way::Headers];
+const WAYS: [Way; 12] = [
+    Way::Upload,
+    Way::LargeFrame,
+    Way::Json,
+    Way::ChunkedJson,
+    Way::Download,
+    Way::Idle,
+    Way::Headers,
+    Way::Events,
+    Way::ImageUpload,
+    Way::ImageManifest,
+    Way::ImageDownload,
+    Way::ReadManifest,
+];
+
+/// A repository of images.
+const IMAGES: &str = "/v2/slow/images";
 
 impl Slow {
     async fn new(registry: &Registry) -> Self {
@@ -53,14 +76,39 @@ impl Slow {
         let blob = large(7, 24);
         let _: FramesStored = ok(registry.put_frames(&push, stream(std::slice::from_ref(&blob))).await).await;
         registry.push(REPO, &snapshot(0..2, vec![]), Some("base")).await;
+        for content in [b"{}".to_vec(), blob.bytes.to_vec()] {
+            let post = registry.request(Method::POST, &format!("{IMAGES}/blobs/uploads/?digest={}", Digest::sha256(&content)));
+            assert_eq!(post.body(content).send().await.expect("an answer").status(), StatusCode::CREATED);
+        }
+        let config = json!({"mediaType": "x/config", "digest": Digest::sha256(b"{}"), "size": 2});
+        let image = json!({
+            "schemaVersion": 2, "mediaType": media_type::OCI_MANIFEST, "config": config, "layers": [],
+            "annotations": {"name": "large ".repeat(600_000)}
+        });
+        let put = registry.request(Method::PUT, &format!("{IMAGES}/manifests/large")).header("content-type", media_type::OCI_MANIFEST);
+        assert_eq!(put.body(image.to_string()).send().await.expect("an answer").status(), StatusCode::CREATED);
         Self { address: registry.address, push, digest: blob.digest, connected: Arc::default() }
+    }
+
+    /// As [`Self::once`], again and again: a client that is refused comes back.
+    async fn go(self, way: Way, number: u64) {
+        for again in [false].into_iter().chain(std::iter::repeat(true)) {
+            // An error is the registry's way to end a connection.
+            drop(self.once(way, number, again).await);
+            tokio::time::sleep(BACK).await;
+        }
     }
 
     /// Opens a connection and begins; then sends, or takes, some bytes now and then for as long as
     /// the registry lets it.
-    async fn go(self, way: Way, number: u64) -> std::io::Result<()> {
+    async fn once(&self, way: Way, number: u64, again: bool) -> std::io::Result<()> {
         let Self { address, push, digest, connected } = self;
-        let mut stream = TcpStream::connect(address).await?;
+        let socket = TcpSocket::new_v4()?;
+        if matches!(way, Way::Download | Way::ImageDownload | Way::ReadManifest | Way::Events) {
+            // What they do not take is not in the system's buffers either.
+            socket.set_recv_buffer_size(4096)?;
+        }
+        let mut stream = socket.connect(*address).await?;
         connected.fetch_add(1, Ordering::Relaxed);
         let head = |method: &str, path: &str, kind: &str, rest: &str| {
             format!("{method} {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: {kind}\r\n{rest}\r\n")
@@ -76,7 +124,8 @@ impl Slow {
                     _ => stream_of([large(number, 3)]),
                 };
                 let length = format!("content-length: {}\r\n", bytes.len());
-                let begun = bytes.len() * 9 / 10;
+                // Megabytes that come fast again and again are not what slow clients send.
+                let begun = if again { 64 << 10 } else { bytes.len() * 9 / 10 };
                 let head = head("PUT", &format!("{push}/frames"), media_type::FRAMES, &length);
                 ([head.as_bytes(), &bytes[..begun]].concat(), bytes[begun..bytes.len() - 1].to_vec())
             }
@@ -88,11 +137,24 @@ impl Slow {
                 let head = head("POST", &format!("{push}/missing"), json, "transfer-encoding: chunked\r\n");
                 ([head.as_bytes(), b"800000\r\n", &[b' '; 100]].concat(), vec![b' '; 100_000])
             }
-            Way::Download => {
+            Way::ImageUpload => {
+                let path = format!("{IMAGES}/blobs/uploads/?digest={}", Digest::sha256(&number.to_le_bytes()));
+                let head = head("POST", &path, "application/octet-stream", "content-length: 8000000\r\n");
+                ([head.as_bytes(), &vec![1; 400_000]].concat(), vec![1; 100_000])
+            }
+            Way::ImageManifest => {
+                let head = head("PUT", &format!("{IMAGES}/manifests/slow"), media_type::OCI_MANIFEST, "content-length: 3000000\r\n");
+                ([head.as_bytes(), &vec![b' '; 400_000]].concat(), vec![b' '; 100_000])
+            }
+            Way::Download | Way::ImageDownload | Way::ReadManifest | Way::Events => {
                 let body = json!({"digests": [digest]}).to_string();
                 let length = format!("content-length: {}\r\n", body.len());
-                let mut request = head("POST", &format!("/v1/repositories/{REPO}/frames"), json, &length);
-                request.push_str(&body);
+                let request = match way {
+                    Way::ImageDownload => head("GET", &format!("{IMAGES}/blobs/{digest}"), json, ""),
+                    Way::ReadManifest => head("GET", &format!("{IMAGES}/manifests/large"), json, ""),
+                    Way::Events => head("GET", "/v1/events", json, ""),
+                    _ => head("POST", &format!("/v1/repositories/{REPO}/frames"), json, &length) + &body,
+                };
                 stream.write_all(request.as_bytes()).await?;
                 let mut some = [0; 320];
                 loop {
@@ -184,7 +246,7 @@ async fn innocent(registry: &Registry, seed: u64) -> Times {
 }
 
 /// Begins so many slow clients of each way. They end with the answer.
-async fn besiege(registry: &Registry, slow: &Slow, ways: &[Way], each: u64) -> JoinSet<std::io::Result<()>> {
+async fn besiege(registry: &Registry, slow: &Slow, ways: &[Way], each: u64) -> JoinSet<()> {
     let (mut clients, begun, before) = (JoinSet::new(), Instant::now(), slow.connected.load(Ordering::Relaxed));
     for number in 0..each {
         for way in ways {
@@ -353,23 +415,17 @@ async fn a_verification_keeps_its_place_until_its_client_leaves_and_then_ends_an
 mod long {
     use super::*;
 
-    /// Medians of some rounds.
-    async fn middle(registry: &Registry, from: u64, rounds: u64) -> Times {
-        let mut all = Vec::new();
+    /// What some rounds took together: a single one that waited long shows.
+    async fn together(registry: &Registry, from: u64, rounds: u64) -> Times {
+        let mut all = Times { push: Duration::ZERO, pull: Duration::ZERO, tag: Duration::ZERO, refused: 0 };
         for round in 0..rounds {
-            all.push(innocent(registry, from + round * 100).await);
+            let one = innocent(registry, from + round * 100).await;
+            all.push += one.push;
+            all.pull += one.pull;
+            all.tag += one.tag;
+            all.refused += one.refused;
         }
-        let of = |part: fn(&Times) -> Duration| {
-            let mut times: Vec<Duration> = all.iter().map(part).collect();
-            times.sort();
-            times[times.len() / 2]
-        };
-        Times {
-            push: of(|times| times.push),
-            pull: of(|times| times.pull),
-            tag: of(|times| times.tag),
-            refused: all.iter().map(|times| times.refused).sum(),
-        }
+        all
     }
 
     const ROUNDS: u64 = 7;
@@ -380,12 +436,12 @@ mod long {
     async fn an_innocent_client_beside_five_hundred_slow_ones_takes_about_as_long_as_alone() {
         let registry = Registry::start().await;
         let slow = Slow::new(&registry).await;
-        middle(&registry, 1000, 2).await;
+        together(&registry, 1000, 2).await;
         let mixed: Vec<Vec<Way>> = std::iter::once(WAYS.to_vec()).chain(WAYS.map(|way| vec![way])).collect();
         for (i, ways) in mixed.iter().enumerate() {
-            let alone = middle(&registry, 100_000 * (i as u64 + 1) + 50_000, ROUNDS).await;
+            let alone = together(&registry, 100_000 * (i as u64 + 1) + 50_000, ROUNDS).await;
             let besieged = besiege(&registry, &slow, ways, 500 / ways.len() as u64).await;
-            let beside = middle(&registry, 100_000 * (i as u64 + 1), ROUNDS).await;
+            let beside = together(&registry, 100_000 * (i as u64 + 1), ROUNDS).await;
             // A client that waits too long for a place is told to come back, and `pf` does.
             println!("{} times 503 in {ROUNDS} rounds beside {ways:?}", beside.refused);
             for (what, alone, beside) in
