@@ -119,8 +119,10 @@ impl fmt::Debug for Brake {
 /// The state of the connection to the registry.
 #[derive(Debug, Default)]
 struct Connection {
-    /// Whether the registry has ever answered, or taken a request.
-    reached: AtomicBool,
+    /// Whether the registry has ever answered.
+    answered: AtomicBool,
+    /// Connections that were cut under a request.
+    cuts: AtomicU32,
     /// Failures in a row of the request that has failed most often.
     failures: AtomicU32,
 }

@@ -31,7 +31,8 @@ const LARGE: usize = 4;
 const STATISTICS: usize = 3;
 /// The same of one domain: those of a large one leave a place to other domains.
 pub(crate) const STATISTICS_OF_DOMAIN: usize = STATISTICS - 1;
-/// Bytes that JSON bodies may hold while they arrive, besides four of the largest size.
+/// Bytes that small JSON bodies may hold while they arrive. Large ones may hold as much as four of
+/// the largest size.
 const ARRIVING: usize = 32 << 20;
 /// KiB that all large OCI manifests may hold together while they are sent.
 const SENT_KIB: usize = 64 << 10;
@@ -129,7 +130,7 @@ impl App {
             pace: config.pace(),
             queue: Duration::from_secs(config.queue_seconds),
             json_time: Duration::from_secs(config.json_body_seconds),
-            arrivals: Arrivals::new(ARRIVING.saturating_add(config.max_json_bytes.saturating_mul(LARGE))),
+            arrivals: Arrivals::new(ARRIVING, config.max_json_bytes.saturating_mul(LARGE)),
             max_json_bytes: config.max_json_bytes,
             max_digests: config.max_digests,
             max_frames_bytes: config.max_frames_bytes,
@@ -144,9 +145,9 @@ impl App {
 }
 
 impl Inner {
-    /// A permit to hold a large JSON body.
-    pub(crate) async fn large_body(&self) -> Result<OwnedSemaphorePermit, ApiError> {
-        wait_for(&self.bodies, self.queue, "the registry reads as many large requests as it may; try again in a moment").await
+    /// A permit to work on a large JSON body, within `left`.
+    pub(crate) async fn large_body(&self, left: Duration) -> Result<OwnedSemaphorePermit, ApiError> {
+        wait_for(&self.bodies, left, "the registry reads as many large requests as it may; try again in a moment").await
     }
 
     /// A permit to hold the documents of a snapshot.
@@ -160,12 +161,13 @@ impl Inner {
     }
 
     /// The permits to read a manifest of this many bytes, and to send it to its client, which may
-    /// take it slowly. The request waits for both together no longer than for one, and is without
-    /// its `own` permit while it waits for other clients.
+    /// take it slowly. The request waits for both together at most for `queue`. While it waits for
+    /// other clients, it gives its `own` permit back.
     pub(crate) async fn sent_manifest(&self, own: &RequestPermit, bytes: u64) -> Result<[OwnedSemaphorePermit; 2], ApiError> {
         let begun = Instant::now();
-        let to_send = own.without(self.room_to_send(bytes)).await?;
-        Ok([self.documents_within(self.queue.saturating_sub(begun.elapsed())).await?, to_send])
+        let room = async { Ok::<_, ApiError>((self.room_to_send(bytes).await?, begun.elapsed())) };
+        let (to_send, waited) = own.without(room).await?;
+        Ok([self.documents_within(self.queue.saturating_sub(waited)).await?, to_send])
     }
 
     async fn room_to_send(&self, bytes: u64) -> Result<OwnedSemaphorePermit, ApiError> {

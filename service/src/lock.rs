@@ -4,15 +4,15 @@ use std::path::Path;
 use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
-/// How long a lock is waited for.
+/// Longest wait for a lock.
 const LIMIT: Duration = Duration::from_secs(5);
-/// After this time the log says what is waited for.
+/// After this time the log says what it waits for.
 const TOLD_AFTER: Duration = Duration::from_secs(1);
 /// The time between two tries.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// Tries to get what `attempt` locks at `path`, for five seconds at most: a process that was killed
-/// holds its locks until the system has ended it. `None` if another process holds it still.
+/// Tries for at most five seconds to lock `path` with `attempt`: a process that was killed holds
+/// its locks until the system has ended it. `None` if another process still holds the lock.
 ///
 /// # Errors
 /// Those of `attempt`.
@@ -28,7 +28,7 @@ pub async fn wait<T, E>(path: &Path, mut attempt: impl FnMut() -> Result<Option<
             return Ok(None);
         }
         if waited >= TOLD_AFTER && !std::mem::replace(&mut told, true) {
-            tracing::warn!(path = %path.display(), limit_s = LIMIT.as_secs(), "in use by another process, waiting for its end");
+            tracing::warn!(path = %path.display(), limit_s = LIMIT.as_secs(), "another process holds the lock; waiting for it to end");
         }
         sleep(LOOK).await;
     }

@@ -110,8 +110,8 @@ fn with_packs_of_others() -> Error {
     of_another_database("packs", "the storage has some")
 }
 
-/// The database has none of these, and they are there: that of another registry lists them, or it
-/// was lost.
+/// The storage has something that the database does not know: another registry's database lists it,
+/// or the database was lost.
 fn of_another_database(what: &str, found: &str) -> Error {
     let reason = format!(
         "the database has no {what}, and {found}. If another registry uses this storage, two databases cannot share it: give this store a \

@@ -602,7 +602,8 @@ mod tests {
             drop(runtime);
             started.elapsed()
         };
-        let (whole, left) = (hash(true), hash(false));
-        assert!(left < whole / 2, "{left:?} of {whole:?}");
+        // A pause of the machine may lengthen one of them.
+        let times: Vec<_> = std::iter::repeat_with(|| (hash(true), hash(false))).take(3).collect();
+        assert!(times.iter().any(|(whole, left)| *left < *whole / 2), "{times:?}");
     }
 }

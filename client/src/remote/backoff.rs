@@ -10,6 +10,10 @@ use std::time::{Duration, Instant};
 /// The waits between two attempts of a request.
 pub(super) const WAITS: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(10));
 
+/// A registry that was never heard cuts at most so many connections when it is killed. A server
+/// that cuts more is no registry.
+const CUTS: u32 = 2;
+
 /// The tries of one request, or of one step that makes requests.
 pub(crate) struct Tries<'a> {
     remote: &'a Remote,
@@ -35,7 +39,7 @@ impl<'a> Tries<'a> {
     pub async fn again(&mut self, error: Error, retry_after: Option<Duration>) -> Result<(), Error> {
         self.failures += 1;
         let since = *self.since.get_or_insert_with(Instant::now);
-        let reached = self.remote.connection.reached.load(Ordering::Relaxed);
+        let reached = self.remote.is_reached();
         let Some(wait) = after(&error, retry_after, self.failures, since.elapsed(), reached, self.remote.options()) else {
             return Err(error);
         };
@@ -81,21 +85,32 @@ fn is_rate_limited(error: &Error) -> bool {
 impl Remote {
     /// Notes that the registry has answered with a refusal.
     pub(super) fn refused(&self, is_retryable: bool) {
-        self.reached();
+        self.heard();
         // Otherwise the request is not served yet.
         if !is_retryable {
             self.answered();
         }
     }
 
-    /// Notes that the registry is where it was looked for, or was there a moment ago.
-    pub(super) fn reached(&self) {
-        self.connection.reached.store(true, Ordering::Relaxed);
+    /// Notes that the address of the registry is right.
+    pub(super) fn heard(&self) {
+        self.connection.answered.store(true, Ordering::Relaxed);
+    }
+
+    /// Notes that a connection was cut under a request.
+    pub(super) fn cut_under_request(&self) {
+        self.connection.cuts.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Whether the registry has answered, or seems to have been killed under a request.
+    fn is_reached(&self) -> bool {
+        let cuts = self.connection.cuts.load(Ordering::Relaxed);
+        self.connection.answered.load(Ordering::Relaxed) || (1..=CUTS).contains(&cuts)
     }
 
     /// Notes that the registry has served a request, or refused it for good.
     pub(super) fn answered(&self) {
-        self.reached();
+        self.heard();
         if self.connection.failures.swap(0, Ordering::Relaxed) > 0
             && let Some(tell) = &self.options.on_retry
         {

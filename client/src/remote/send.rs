@@ -203,7 +203,7 @@ impl Remote {
                 let error = Error::Foreign { url, status, found: describe(&content_type, &body) };
                 // A gateway in front of the registry says that it is away.
                 if error.retryable() {
-                    self.reached();
+                    self.heard();
                 }
                 error
             }
@@ -213,7 +213,7 @@ impl Remote {
 
     pub(super) fn unreachable(&self, error: &reqwest::Error, attempts: u32) -> Error {
         if took_request(error) {
-            self.reached();
+            self.cut_under_request();
         }
         let unreachable = || Error::Unreachable { url: self.url().to_owned(), reason: reason(error), attempts };
         self.untrusted(error).unwrap_or_else(unreachable)
@@ -242,8 +242,8 @@ impl Remote {
     }
 }
 
-/// Whether a request that failed was on a connection, and the connection was cut. One with an
-/// answer that is no HTTP shows that another server is there.
+/// Whether a request that failed was on a connection, and the connection was cut. An answer that is
+/// not HTTP comes from another server.
 fn took_request(error: &reqwest::Error) -> bool {
     let errors = || std::iter::successors(Some(error as &(dyn std::error::Error + 'static)), |error| error.source());
     let ended =

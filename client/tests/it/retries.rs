@@ -129,6 +129,20 @@ async fn a_server_that_speaks_something_else_is_not_waited_for() {
     assert!(matches!(error, Error::Unreachable { attempts: 1, .. }), "{error}");
 }
 
+#[tokio::test]
+async fn a_server_that_cuts_every_connection_is_not_waited_for() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let _ = tokio::io::AsyncReadExt::read(&mut stream, &mut [0; 1024]).await;
+        }
+    });
+    let remote = remote(&url, Duration::from_secs(600), &Arc::default());
+    let error = tokio::time::timeout(Duration::from_secs(30), remote.stats(None)).await.unwrap().unwrap_err();
+    assert!(matches!(error, Error::Unreachable { attempts: 3, .. }), "{error}");
+}
+
 /// `pf` with its stderr piped.
 fn spawn(home: &Path, args: &[&str]) -> Child {
     let mut command = Command::new(env!("CARGO_BIN_EXE_pf"));

@@ -68,7 +68,7 @@ fn text(r: &GcReport) -> String {
     let unfinished = match &r.unfinished {
         Some(u) if u.packs > 0 => {
             let (uploads, written) = (count(u.packs, "upload"), bytes(u.bytes));
-            format!("unfinished       {written} of {uploads} that go on or were cut off{}\n", until(u.expires_at))
+            format!("unfinished       {written} of {uploads} (running or cut off){}\n", until(u.expires_at))
         }
         _ => String::new(),
     };

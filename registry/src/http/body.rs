@@ -33,6 +33,11 @@ pub(crate) fn is_stall(error: &(dyn std::error::Error + 'static)) -> bool {
     std::iter::successors(Some(error), |e| e.source()).any(<dyn std::error::Error>::is::<Stalled>)
 }
 
+/// The innermost reason of an error of a body: the outer ones say only that there was one.
+pub(crate) fn innermost(error: &(dyn std::error::Error + 'static)) -> String {
+    std::iter::successors(Some(error), |e| e.source()).last().unwrap_or(error).to_string()
+}
+
 /// Whether the client of a body stalled. The store sees that its input ended early, but not why.
 #[derive(Clone, Default)]
 pub(crate) struct Stalls(Arc<AtomicBool>);

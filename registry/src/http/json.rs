@@ -4,8 +4,8 @@
 //! is complete takes turns with others: four of them are parsed and worked on at once.
 
 use crate::app::App;
-use crate::http::arrivals::Arrival;
-use crate::http::body::is_stall;
+use crate::http::arrivals::{Arrival, SMALL_BODY};
+use crate::http::body::{innermost, is_stall};
 use crate::http::media_type;
 use crate::http::permit::RequestPermit;
 use crate::problem::ApiError;
@@ -16,10 +16,6 @@ use pfr_schema::ErrorCode;
 use serde::de::DeserializeOwned;
 use tokio::sync::OwnedSemaphorePermit;
 
-/// Bytes above which a body is a large one.
-const SMALL_BODY: usize = 256 << 10;
-/// Bytes of a body that any request may hold.
-const FREE: usize = 32 << 10;
 /// A JSON body as an extractor. A large one holds its permit until it is dropped.
 pub(crate) struct JsonBody<T> {
     pub(crate) value: T,
@@ -68,27 +64,35 @@ pub(crate) async fn read_within(request: Request, app: &App, limit: usize) -> Re
         .extensions
         .remove::<RequestPermit>()
         .ok_or_else(|| ApiError::internal("the request has no `RequestPermit` extension".to_owned()))?;
-    let least = body.size_hint().lower();
+    let (least, most) = (body.size_hint().lower(), body.size_hint().upper());
     if least > limit as u64 {
         return Err(too_large(least, limit));
     }
-    let arrival = app.arrivals.begin(own.clone());
+    let most = most.map_or(limit, |most| usize::try_from(most).unwrap_or(limit).min(limit));
+    let mut arrival = app.arrivals.begin(own.clone(), app.queue);
     let (mut stream, mut bytes) = (body.into_data_stream(), Vec::new());
     while let Some(piece) = arrival.next(app.json_time, stream.next()).await? {
         let piece = piece.map_err(|error| {
-            if is_stall(&error) { ApiError::stalled() } else { ApiError::invalid(format!("the request body ended early: {error}")) }
+            if is_stall(&error) {
+                ApiError::stalled()
+            } else {
+                ApiError::invalid(format!("the request body ended early: {}", innermost(&error)))
+            }
         })?;
         let length = bytes.len() + piece.len();
         if length > limit {
             return Err(too_large(length as u64, limit));
         }
-        if length > FREE {
-            own.without(arrival.hold(length, app.queue)).await?;
+        if length > bytes.capacity() {
+            // What counts is the memory that it has, not what of it is filled.
+            let capacity = length.max((bytes.capacity() * 2).min(most));
+            own.without(arrival.hold(capacity)).await?;
+            bytes.reserve_exact(capacity - bytes.len());
         }
         bytes.extend_from_slice(&piece);
     }
-    arrival.is_whole();
-    let permit = if bytes.len() > SMALL_BODY { Some(own.without(app.large_body()).await?) } else { None };
+    arrival.complete();
+    let permit = if bytes.len() > SMALL_BODY { Some(own.without(app.large_body(arrival.queue())).await?) } else { None };
     Ok(CompleteBody { bytes, permit, arrival })
 }
 

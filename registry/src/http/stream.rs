@@ -156,7 +156,7 @@ impl AsyncRead for Lines {
         let passed = self.heads.check(&mut buf.filled_mut()[before..]);
         buf.set_filled(before + passed);
         if passed == 0 && self.heads.are_broken() {
-            // No byte at all would be the end of the connection.
+            // hyper takes a read of no bytes for the end of the connection.
             return self.poll_read(cx, buf);
         }
         Poll::Ready(read)

@@ -67,7 +67,7 @@ fn rows(usage: &Usage) -> [(&'static str, &'static str, u64, &'static str); 6] {
         ("garbage", "Garbage", usage.garbage_bytes, "freed by the next garbage collection"),
         ("dead", "Dead space", usage.dead_bytes, "room in packs that no blob uses: indexes, and what compaction gives back"),
         ("emptied", "Emptied", usage.draining_bytes, "packs that wait for the end of their grace period"),
-        ("unfinished", "Unfinished", usage.unfinished.bytes, "packs that are being uploaded"),
+        ("unfinished", "Unfinished", usage.unfinished.bytes, "uploads that are running or were cut off"),
     ]
 }
 

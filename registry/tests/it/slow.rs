@@ -245,7 +245,7 @@ async fn innocent(registry: &Registry, seed: u64) -> Times {
     times
 }
 
-/// Begins so many slow clients of each way. They end with the answer.
+/// Begins so many slow clients of each way. They come back until the set is dropped.
 async fn besiege(registry: &Registry, slow: &Slow, ways: &[Way], each: u64) -> JoinSet<()> {
     let (mut clients, begun, before) = (JoinSet::new(), Instant::now(), slow.connected.load(Ordering::Relaxed));
     for number in 0..each {

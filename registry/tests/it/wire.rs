@@ -124,8 +124,34 @@ async fn a_bare_line_feed_between_chunks_is_refused_at_once() {
             read.unwrap_or_else(|_| panic!("{end:?}: no answer")).expect("it is closed");
             let statuses: Vec<&str> = answers.split("HTTP/1.1 ").skip(1).map(|answer| &answer[..3]).collect();
             assert_eq!(statuses, ["400"], "{end:?}: {answers}");
+            assert!(answers.contains("a line feed without a carriage return"), "{answers}");
         }
     }
+}
+
+/// What came before it is kept, as that of an upload that ends early.
+#[tokio::test]
+async fn a_bare_line_feed_between_the_chunks_of_an_upload_ends_it() {
+    let registry = Registry::start().await;
+    let push = registry.open_push("team").await;
+    let blob = Document::new(Kind::Blob, page(1));
+    let frames = stream(std::slice::from_ref(&blob));
+    let head = format!(
+        "PUT {push}/frames HTTP/1.1\r\nHost: localhost\r\nContent-Type: {}\r\nTransfer-Encoding: chunked\r\n\r\n{:x}\r\n",
+        media_type::FRAMES,
+        frames.len()
+    );
+    let end = b"\r\n0\r\n\nGET /livez HTTP/1.1\r\nHost: a\r\n\r\n";
+    let mut client = TcpStream::connect(registry.address).await.expect("a connection");
+    client.write_all(&[head.as_bytes(), &frames, end].concat()).await.expect("written");
+    let mut answers = String::new();
+    let read = tokio::time::timeout(Duration::from_secs(10), client.read_to_string(&mut answers)).await;
+    read.expect("an answer").expect("it is closed");
+    let statuses: Vec<&str> = answers.split("HTTP/1.1 ").skip(1).map(|answer| &answer[..3]).collect();
+    assert_eq!(statuses, ["422"], "{answers}");
+    let groups = json!({"groups": [{"kind": "blob", "digests": [blob.digest]}]});
+    let missing: MissingResponse = ok(registry.post(&format!("{push}/missing"), &groups).await).await;
+    assert!(missing.missing.is_empty(), "{missing:?}");
 }
 
 /// A client that goes away in the middle of an upload sends the rest when it comes back.

@@ -85,12 +85,13 @@ api! {
         pub sessions: Vec<OpenSession>,
     }
 
-    /// Packs whose upload has not ended: it goes on, or the process that it came to was killed.
+    /// Packs whose upload has not ended: it is still running, or the registry that received it was
+    /// killed.
     #[derive(Default)]
     pub struct UnfinishedPacks {
         /// How many there are.
         pub packs: u64,
-        /// What is written of them, where the storage tells: a directory does.
+        /// Bytes written so far; 0 on a bucket, which does not show them.
         pub bytes: u64,
         /// When the last of them counts as abandoned, unless its upload goes on: milliseconds since
         /// 1970.

@@ -108,6 +108,7 @@ api! {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub draining_ends_at: Option<u64>,
         /// Uploads that have not ended.
+        #[serde(default)]
         pub unfinished: UnfinishedPacks,
         /// Snapshots, over all repositories.
         pub snapshots: u64,

@@ -28,7 +28,8 @@ impl Store {
         let leased = plan.protected().await?;
         let mut usage = Usage { garbage_bytes: garbage, leased, ..Usage::default() };
         let (mut in_use, mut last) = (0, None);
-        for pack in Packs::load(self).await?.iter() {
+        let packs = Packs::load(self).await?;
+        for pack in packs.iter() {
             match pack.state {
                 PackState::Live => {
                     in_use += pack.live_bytes;
@@ -41,7 +42,7 @@ impl Store {
                 PackState::Writing => {}
             }
         }
-        usage.unfinished = self.unfinished_packs(0).await?;
+        usage.unfinished = self.unfinished_among(packs.iter().filter(|pack| pack.state == PackState::Writing)).await?;
         let millis = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
         usage.draining_ends_at = last.map(|since| since.saturating_add(millis)).filter(|until| *until > now);
         usage.live_bytes = in_use.saturating_sub(usage.garbage_bytes + usage.leased.bytes);
@@ -53,11 +54,19 @@ impl Store {
 
     /// The uploads that have not ended and whose lease lasts beyond `at`.
     pub(super) async fn unfinished_packs(&self, at: u64) -> Result<UnfinishedPacks> {
-        let mut packs = self.metadata.writing_packs(MOST).await?;
-        packs.retain(|pack| pack.keep_until > at);
-        let now = self.options.clock.now();
-        let expires_at = packs.iter().map(|pack| pack.keep_until).max().filter(|until| *until > now);
-        Ok(UnfinishedPacks { packs: packs.len() as u64, bytes: self.bytes_of(&packs).await?, expires_at })
+        let packs = self.metadata.writing_packs(MOST).await?;
+        self.unfinished_among(packs.iter().filter(|pack| pack.keep_until > at)).await
+    }
+
+    async fn unfinished_among(&self, uploads: impl Iterator<Item = &PackRow>) -> Result<UnfinishedPacks> {
+        let (mut unfinished, mut last) = (UnfinishedPacks::default(), 0);
+        for pack in uploads {
+            unfinished.packs += 1;
+            unfinished.bytes += self.bytes_on_storage(pack).await?;
+            last = last.max(pack.keep_until);
+        }
+        unfinished.expires_at = Some(last).filter(|until| *until > self.options.clock.now());
+        Ok(unfinished)
     }
 
     /// Bytes of packs, as [`Self::bytes_on_storage`].

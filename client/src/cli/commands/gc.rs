@@ -115,11 +115,14 @@ fn print(context: &mut Context, r: &GcReport, local: bool) -> Result<(), Failure
     if freed {
         out.pairs(&pairs)?;
     }
-    for (_, sentence) in sentences {
-        out.line(sentence)?;
-    }
+    // The hint after the pairs speaks of what they say is kept.
+    let mut sentences = sentences.into_iter().map(|(_, sentence)| sentence);
     if !freed {
+        sentences.next().map_or(Ok(()), |nothing| out.line(nothing))?;
         out.pairs(&pairs)?;
+    }
+    for sentence in sentences {
+        out.line(sentence)?;
     }
     r.error.as_ref().map_or(Ok(()), |error| out.line(out.paint.yellow(&one_line(error))))
 }
@@ -151,7 +154,7 @@ fn words(r: &GcReport, local: bool, now: u64, unfinished: &str) -> Vec<(&'static
     let uploads = r.unfinished.as_ref().filter(|u| u.packs > 0);
     lines.extend(uploads.map(|u| {
         let end = u.expires_at.map_or(String::new(), |end| format!(", kept until {}", until(end, now)));
-        ("unfinished", format!("{} of {}{end}", bytes(u.bytes), count(u.packs, "unfinished upload")))
+        ("unfinished", format!("{} of {}{end}", bytes(u.bytes), count(u.packs, "upload")))
     }));
     if local && (uploads.is_some() || r.protected.as_ref().is_some_and(|p| !p.sessions.is_empty())) {
         lines.push(("", format!("{unfinished} frees it now; the interrupted command again resumes it instead")));
@@ -261,7 +264,7 @@ mod tests {
         let cut_off = GcReport { unfinished: Some(uploads), ..GcReport::default() };
         assert_eq!(
             text(&cut_off, false),
-            ["|nothing freed", "unfinished|8.00 MiB of 2 unfinished uploads, kept until 2024-03-01 00:58 UTC, in 59 min"]
+            ["|nothing freed", "unfinished|8.00 MiB of 2 uploads, kept until 2024-03-01 00:58 UTC, in 59 min"]
         );
         assert_eq!(text(&cut_off, true)[2], "|`pf gc --unfinished` frees it now; the interrupted command again resumes it instead");
         let kept = GcReport { draining_bytes: 4096, draining_ends_at: Some(now + 60_000), ..GcReport::default() };

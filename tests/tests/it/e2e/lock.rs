@@ -58,7 +58,7 @@ fn a_start_waits_for_a_process_that_is_about_to_end() {
     program.args(["serve", "--listen", "127.0.0.1:0", "--data"]).arg(registry.data()).stdin(Stdio::null());
     let mut started = program.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(started.stderr.take().unwrap()).lines().map_while(Result::ok);
-    let said = lines.find(|line| line.contains("in use by another process, waiting"));
+    let said = lines.find(|line| line.contains("another process holds the lock; waiting"));
     assert!(said.is_some_and(|line| line.contains(registry.data().to_str().unwrap())), "it says for what it waits");
     dir.unlock().unwrap();
     let mut ready = String::new();
