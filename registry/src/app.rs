@@ -88,7 +88,7 @@ pub(crate) struct Inner {
     /// How long a client may take for a JSON body.
     pub(crate) json_time: Duration,
     /// Memory of JSON bodies while they arrive.
-    pub(crate) arrivals: Arc<Arrivals>,
+    pub(crate) arrivals: Arrivals,
     pub(crate) max_json_bytes: usize,
     pub(crate) max_digests: usize,
     pub(crate) max_frames_bytes: u64,

@@ -6,6 +6,7 @@
 //! | [`backoff`] | waits between two attempts | |
 //! | [`few`] | lists of names in messages | |
 //! | [`buffers`] | memory that is used again | |
+//! | [`memory`] | memory that slow senders share | |
 //! | [`units`] | sizes and numbers in messages | |
 //! | [`task`] | tasks of the runtime | |
 //! | [`Shared`] | values that many futures hold | |
@@ -30,6 +31,7 @@ mod few;
 pub mod lock;
 #[cfg(feature = "program")]
 pub mod log;
+pub mod memory;
 #[cfg(feature = "http")]
 pub mod metrics;
 #[cfg(feature = "http")]

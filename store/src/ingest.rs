@@ -159,6 +159,7 @@ impl Ingest<'_> {
                         if !self.leave(&mut source, &frames).await? {
                             return Err(Fault::Stream(Error::Overloaded(NO_LARGE)));
                         }
+                        source.queues();
                         let permit = large.take(self.store.options.queue, NO_LARGE).await.map_err(Fault::Stream)?;
                         source.enter().await.map_err(Fault::Stream)?;
                         frames.grant(permit);
@@ -214,13 +215,13 @@ impl Ingest<'_> {
             Some(open) => open.writer.rest().await.map_err(Fault::Store)? + open.writer.entries() as u64 * ENTRY,
             None => 0,
         };
-        if source.leave(held + frames.partial()) {
+        if source.leave(held + frames.partial()).await.map_err(Fault::Stream)? {
             return Ok(true);
         }
         if self.pack.as_ref().is_some_and(|open| !open.inside_frame) {
             // Close the pack, although it is small, so that its blobs are stored.
             self.close_pack().await.map_err(Fault::Store)?;
-            return Ok(source.leave(frames.partial()));
+            return source.leave(frames.partial()).await.map_err(Fault::Stream);
         }
         Ok(false)
     }

@@ -22,6 +22,7 @@ use pfr_schema::codec::{self, Codecs};
 use pfr_schema::container::Container;
 use pfr_schema::snapshot::Manifest;
 use pfr_schema::{Digest, Kind, Limits, RepositoryName, Selector, Tag};
+use pfr_service::memory::SharedMemory;
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
@@ -112,8 +113,8 @@ pub struct Store {
     pub(crate) outputs: Arc<Outputs>,
     /// Places for streams of frames whose readers are in this process.
     pub(crate) reads: Arc<Semaphore>,
-    /// KiB that uploads may hold without a place.
-    pub(crate) slow: Arc<Semaphore>,
+    /// Memory that uploads may hold without a place.
+    pub(crate) slow: Arc<SharedMemory>,
     /// Pieces of full size that are cut from uploads in chunks.
     pub(crate) pieces: Arc<Semaphore>,
     /// Held while an upload in chunks is put together: it reads before it has a place, and goes on
@@ -164,7 +165,7 @@ impl Store {
     pub fn new(packs: Arc<dyn ObjectStore>, metadata: Arc<dyn Metadata>, options: Options) -> Self {
         let large_documents = Arc::new(Semaphore::new(1));
         // A frame that is held whole fits, and the largest part of a pack.
-        let slow = usize::try_from(options.slow_bytes.max(16 << 20) >> 10).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS);
+        let slow = usize::try_from(options.slow_bytes.max(16 << 20)).unwrap_or(usize::MAX);
         Self {
             packs,
             packs_dir: None,
@@ -174,7 +175,7 @@ impl Store {
             ingests: Arc::new(Places::new(options.ingests)),
             outputs: Arc::new(Outputs::new(options.outputs)),
             reads: Arc::new(Semaphore::new(options.outputs.max(1))),
-            slow: Arc::new(Semaphore::new(slow)),
+            slow: SharedMemory::new(slow),
             pieces: Arc::new(Semaphore::new(PIECES * options.ingests.clamp(1, 1000))),
             finishing: Arc::new(Semaphore::new(FINISHING * options.ingests.clamp(1, 1000))),
             large: Arc::new(Places::over(Arc::clone(&large_documents))),

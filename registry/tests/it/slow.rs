@@ -92,16 +92,27 @@ impl Slow {
 
     /// As [`Self::once`], again and again: a client that is refused comes back.
     async fn go(self, way: Way, number: u64) {
-        for again in [false].into_iter().chain(std::iter::repeat(true)) {
+        // Some pages that are complete, or most of one that is not.
+        let mut upload = match way {
+            Way::Upload => stream_of((0..40).map(|i| Document::new(Kind::Blob, page(number << 32 | i).repeat(40)))),
+            Way::LargeFrame => stream_of([large(number, 3)]),
+            _ => Vec::new(),
+        };
+        let length = upload.len();
+        let mut at_once = length * 9 / 10;
+        loop {
             // An error is the registry's way to end a connection.
-            drop(self.once(way, number, again).await);
+            drop(self.once(way, number, length, upload.split_at(at_once)).await);
+            // Megabytes that come fast again and again are not what slow clients send.
+            at_once = length.min(64 << 10);
+            upload.truncate(at_once * 2);
             tokio::time::sleep(BACK).await;
         }
     }
 
     /// Opens a connection and begins; then sends, or takes, some bytes now and then for as long as
     /// the registry lets it.
-    async fn once(&self, way: Way, number: u64, again: bool) -> std::io::Result<()> {
+    async fn once(&self, way: Way, number: u64, length: usize, upload: (&[u8], &[u8])) -> std::io::Result<()> {
         let Self { address, push, digest, connected } = self;
         let socket = TcpSocket::new_v4()?;
         if matches!(way, Way::Download | Way::ImageDownload | Way::ReadManifest | Way::Events) {
@@ -118,16 +129,9 @@ impl Slow {
         // The bytes that are sent at once, and those that are sent bit by bit.
         let (first, rest): (Vec<u8>, Vec<u8>) = match way {
             Way::Upload | Way::LargeFrame => {
-                // Some pages that are complete, or most of one that is not.
-                let bytes = match way {
-                    Way::Upload => stream_of((0..40).map(|i| Document::new(Kind::Blob, page(number << 32 | i).repeat(40)))),
-                    _ => stream_of([large(number, 3)]),
-                };
-                let length = format!("content-length: {}\r\n", bytes.len());
-                // Megabytes that come fast again and again are not what slow clients send.
-                let begun = if again { 64 << 10 } else { bytes.len() * 9 / 10 };
-                let head = head("PUT", &format!("{push}/frames"), media_type::FRAMES, &length);
-                ([head.as_bytes(), &bytes[..begun]].concat(), bytes[begun..bytes.len() - 1].to_vec())
+                let head = head("PUT", &format!("{push}/frames"), media_type::FRAMES, &format!("content-length: {length}\r\n"));
+                let (begun, rest) = upload;
+                ([head.as_bytes(), begun].concat(), rest[..rest.len() - 1].to_vec())
             }
             Way::Json => {
                 let head = head("POST", &format!("{push}/missing"), json, "content-length: 8000000\r\n");

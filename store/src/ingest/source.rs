@@ -5,21 +5,26 @@
 //! MiB. An upload without a place reads up to [`WINDOW`] bytes, or to the end of the frame it is
 //! in, and only then takes one. It gives the place back when it mostly waits for its client and
 //! others want it. The bytes beyond a window that it holds without a place count against
-//! [`crate::Options::slow_bytes`], which all slow uploads share.
+//! [`crate::Options::slow_bytes`], which all slow uploads share: if these are spent, the slowest
+//! upload is refused.
 
 use crate::Store;
 use crate::error::{Error, Result};
 use crate::verify::WHOLE_MAX;
 use bytes::{Bytes, BytesMut};
 use futures::{Stream, StreamExt as _};
+use pfr_schema::Algorithm;
+use pfr_schema::frame::{Event, Header, Parser};
+use pfr_service::memory::{Pace, Part, Refused};
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 
 /// Bytes that any upload may hold without a place.
 const WINDOW: u64 = 64 << 10;
+/// Bytes that contain a whole header of a frame.
+const HEADER: usize = Header::len(Algorithm::Sha512);
 /// Pieces smaller than this are joined: each may keep a whole read buffer alive, and a list of them
 /// costs more than their bytes.
 const CRUMB: usize = 16 << 10;
@@ -42,7 +47,8 @@ const LARGE_LINGER: Duration = Duration::from_secs(2);
 const TICK: Duration = Duration::from_secs(1);
 
 const NO_PLACE: &str = "the registry is busy with other uploads";
-const NO_MEMORY: &str = "this upload is slow, and slow uploads hold as much memory as they may";
+const NO_MEMORY: &str = "slow uploads hold as much memory as they may";
+const SLOWEST: &str = "this upload is slow, and other uploads need its memory";
 const IN_THE_WAY: &str = "this upload is slow, and others waited for its place";
 
 /// The frame that the verifier is working on.
@@ -71,8 +77,9 @@ pub(crate) struct Source<'a, S> {
     place: Option<OwnedSemaphorePermit>,
     /// Whether it had a place before.
     entered: bool,
-    /// Permits to hold more than a window without a place, in KiB.
-    extra: Option<OwnedSemaphorePermit>,
+    /// The memory for more than a window without a place.
+    extra: Part,
+    pace: Pace,
     /// Bytes that the upload holds elsewhere while it has no place.
     elsewhere: u64,
     crumbs: BytesMut,
@@ -89,12 +96,14 @@ pub(crate) struct Source<'a, S> {
 
 impl<'a, S: Stream<Item = Result<Bytes>> + Send + Unpin> Source<'a, S> {
     pub(crate) fn new(store: &'a Store, stream: S) -> Self {
+        let pace = Pace::default();
         Self {
             store,
             stream,
             place: None,
             entered: false,
-            extra: None,
+            extra: store.slow.part(&pace),
+            pace,
             elsewhere: 0,
             crumbs: BytesMut::new(),
             ready: VecDeque::new(),
@@ -119,8 +128,16 @@ impl<'a, S: Stream<Item = Result<Bytes>> + Send + Unpin> Source<'a, S> {
         loop {
             if self.place.is_none() {
                 // A frame that is nearly complete, or a part of a large document.
-                let target = WINDOW.max(wanted.rest.filter(|_| !wanted.large).unwrap_or(0)).min(WHOLE_MAX);
+                let rest = wanted.rest.filter(|_| !wanted.large).or_else(|| self.first_frame());
+                let target = WINDOW.max(rest.unwrap_or(0)).min(WHOLE_MAX);
                 if self.ended.is_none() && self.ready.is_empty() && (self.crumbs.len() as u64) < target {
+                    // A whole frame is more than an upload needs to take a place that is free.
+                    if self.crumbs.len() as u64 >= WINDOW
+                        && let Some(place) = self.store.ingests.try_take()
+                    {
+                        self.work(place);
+                        continue;
+                    }
                     if !self.gather(target).await? {
                         return Ok(Read::Tick);
                     }
@@ -149,25 +166,41 @@ impl<'a, S: Stream<Item = Result<Bytes>> + Send + Unpin> Source<'a, S> {
             // An upload that gave its place back is waited for by a client that has sent much
             // already.
             let limit = self.store.options.queue * if self.entered { AGAIN } else { 1 };
-            self.place = Some(self.store.ingests.take(limit, NO_PLACE).await?);
-            self.entered = true;
-            self.flush();
-            self.extra = None;
-            self.elsewhere = 0;
-            self.stay();
+            self.queues();
+            let place = self.store.ingests.take(limit, NO_PLACE).await?;
+            self.work(place);
         }
         Ok(())
     }
 
+    fn work(&mut self, place: OwnedSemaphorePermit) {
+        self.place = Some(place);
+        self.entered = true;
+        self.flush();
+        self.extra.release();
+        self.elsewhere = 0;
+        self.stay();
+    }
+
+    /// It waits for others, not for its client, until it enters again.
+    pub(crate) fn queues(&self) {
+        self.extra.complete();
+    }
+
     /// Gives the place back if `held` bytes may be held without one; else the upload keeps it, and
     /// the answer is false.
-    pub(crate) fn leave(&mut self, held: u64) -> bool {
-        if !self.reserve(held + self.crumbs.len() as u64) {
-            return false;
+    ///
+    /// # Errors
+    /// [`Error::Overloaded`] if the upload is the slowest of those that hold memory.
+    pub(crate) async fn leave(&mut self, held: u64) -> Result<bool> {
+        match self.extra.hold(beyond_window(held + self.crumbs.len() as u64), LINGER).await {
+            Ok(()) => {}
+            Err(Refused::Slow) => return Err(Error::Overloaded(SLOWEST)),
+            Err(Refused::Spent) => return Ok(false),
         }
         self.elsewhere = held;
         self.place = None;
-        true
+        Ok(true)
     }
 
     /// Keeps the place for another while.
@@ -186,10 +219,24 @@ impl<'a, S: Stream<Item = Result<Bytes>> + Send + Unpin> Source<'a, S> {
         (self.since, self.waited) = (Instant::now(), Duration::ZERO);
     }
 
+    /// Bytes of the first frame, if its header is there and no place was needed for it before.
+    fn first_frame(&self) -> Option<u64> {
+        if self.entered {
+            return None;
+        }
+        let mut parser = Parser::new(self.store.options.limits.clone());
+        parser.push(Bytes::copy_from_slice(&self.crumbs[..self.crumbs.len().min(HEADER)]));
+        match parser.next() {
+            Ok(Some(Event::Begin(header))) => Some(header.frame_len()).filter(|bytes| *bytes <= WHOLE_MAX),
+            _ => None,
+        }
+    }
+
     /// Counts time in which the client was waited for, and what came in it.
     fn account(&mut self, waited: Duration, received: Option<&Result<Bytes>>) {
         self.large_waited += waited;
         let bytes = received.and_then(|bytes| bytes.as_ref().ok()).map_or(0, Bytes::len);
+        self.pace.received(bytes);
         self.credit = ((self.credit - waited.as_secs_f64()).max(0.0) + bytes as f64 / SLOW).min(CREDIT);
     }
 
@@ -204,6 +251,7 @@ impl<'a, S: Stream<Item = Result<Bytes>> + Send + Unpin> Source<'a, S> {
     /// comes for a while.
     async fn receive(&mut self, rest: Option<u64>) -> Option<Read> {
         let (begun, before, since) = (Instant::now(), self.waited, self.since);
+        self.pace.wait();
         let places = &self.store.ingests;
         let others = async {
             tokio::time::sleep(LINGER.saturating_sub(before)).await;
@@ -252,7 +300,12 @@ impl<'a, S: Stream<Item = Result<Bytes>> + Send + Unpin> Source<'a, S> {
         let deadline = Instant::now() + TICK;
         while (self.crumbs.len() as u64) < target {
             let begun = Instant::now();
-            let received = tokio::time::timeout_at(deadline, self.stream.next()).await;
+            self.pace.wait();
+            let received = tokio::select! {
+                biased;
+                () = self.extra.must_leave() => return Err(Error::Overloaded(SLOWEST)),
+                received = tokio::time::timeout_at(deadline, self.stream.next()) => received,
+            };
             self.account(begun.elapsed(), received.as_ref().ok().and_then(Option::as_ref));
             match received {
                 Err(_) => return Ok(false),
@@ -260,7 +313,11 @@ impl<'a, S: Stream<Item = Result<Bytes>> + Send + Unpin> Source<'a, S> {
                     self.crumbs.extend_from_slice(&bytes);
                     // A complete window waits for a place, and no longer for the client.
                     if (self.crumbs.len() as u64) < target {
-                        self.reserve_or_wait(self.elsewhere + self.crumbs.len() as u64).await?;
+                        self.reserve(self.elsewhere + self.crumbs.len() as u64).await?;
+                    }
+                    if self.crumbs.len() as u64 >= WINDOW {
+                        // The target may be known now, or a place be free.
+                        break;
                     }
                 }
                 Ok(Some(Err(error))) => self.close(Err(error)),
@@ -284,43 +341,19 @@ impl<'a, S: Stream<Item = Result<Bytes>> + Send + Unpin> Source<'a, S> {
         }
     }
 
-    /// KiB that are lacking for `held` bytes without a place.
-    fn lacking(&self, held: u64) -> u32 {
-        let had = self.extra.as_ref().map_or(0, |extra| extra.num_permits() as u64);
-        u32::try_from(held.saturating_sub(WINDOW).div_ceil(1 << 10).saturating_sub(had)).unwrap_or(u32::MAX)
+    async fn reserve(&mut self, held: u64) -> Result<()> {
+        // A little more, so that not every piece asks again.
+        let bytes = beyond_window(held).next_multiple_of(32 << 10);
+        self.extra.hold(bytes, self.store.options.queue).await.map_err(|refused| {
+            Error::Overloaded(match refused {
+                Refused::Slow => SLOWEST,
+                Refused::Spent => NO_MEMORY,
+            })
+        })
     }
+}
 
-    fn reserve(&mut self, held: u64) -> bool {
-        match self.lacking(held) {
-            0 => true,
-            lacking => match Arc::clone(&self.store.slow).try_acquire_many_owned(lacking) {
-                Ok(more) => {
-                    self.add(more);
-                    true
-                }
-                Err(_) => false,
-            },
-        }
-    }
-
-    async fn reserve_or_wait(&mut self, held: u64) -> Result<()> {
-        let lacking = match self.lacking(held) {
-            0 => return Ok(()),
-            // A little more, so that not every piece asks again.
-            lacking => lacking.next_multiple_of(32),
-        };
-        let more = Arc::clone(&self.store.slow).acquire_many_owned(lacking);
-        match tokio::time::timeout(self.store.options.queue, more).await {
-            Ok(more) => self.add(more?),
-            Err(_) => return Err(Error::Overloaded(NO_MEMORY)),
-        }
-        Ok(())
-    }
-
-    fn add(&mut self, more: OwnedSemaphorePermit) {
-        match &mut self.extra {
-            Some(extra) => extra.merge(more),
-            None => self.extra = Some(more),
-        }
-    }
+/// Bytes that count, of those that an upload holds without a place.
+fn beyond_window(held: u64) -> usize {
+    usize::try_from(held.saturating_sub(WINDOW)).unwrap_or(usize::MAX)
 }
