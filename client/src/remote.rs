@@ -121,8 +121,6 @@ impl fmt::Debug for Brake {
 struct Connection {
     /// Whether the registry has ever answered.
     answered: AtomicBool,
-    /// Connections that were cut under a request.
-    cuts: AtomicU32,
     /// Failures in a row of the request that has failed most often.
     failures: AtomicU32,
 }

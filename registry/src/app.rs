@@ -18,6 +18,7 @@ use crate::redirect::Redirects;
 use crate::storage::Opened;
 use metrics_exporter_prometheus::PrometheusHandle;
 use pfr_schema::ErrorCode;
+use pfr_schema::snapshot::MAX_BYTES;
 use pfr_service::Shared;
 use std::ops::Deref;
 use std::sync::Arc;
@@ -130,7 +131,7 @@ impl App {
             pace: config.pace(),
             queue: Duration::from_secs(config.queue_seconds),
             json_time: Duration::from_secs(config.json_body_seconds),
-            arrivals: Arrivals::new(ARRIVING, config.max_json_bytes.saturating_mul(LARGE)),
+            arrivals: Arrivals::new(ARRIVING, config.max_json_bytes.max(MAX_BYTES as usize).saturating_mul(LARGE)),
             max_json_bytes: config.max_json_bytes,
             max_digests: config.max_digests,
             max_frames_bytes: config.max_frames_bytes,

@@ -1,7 +1,7 @@
 //! Memory that the senders of bytes share while a program waits for them.
 //!
-//! No slow sender keeps a fast one waiting. If the memory is spent, the slowest sender gives up its
-//! part.
+//! If the memory is spent and a sender needs more, slower senders give up their parts, the slowest
+//! first. So no slow sender keeps a faster one waiting.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,15 +11,17 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-/// A sender is slow if the time spent waiting for it exceeds this…
+/// A sender is slow if the program waited for its last bytes for longer than this…
 const LINGER: Duration = Duration::from_millis(100);
-/// …plus the time that its bytes take at this rate, in bytes per second.
+/// …plus the time that they take at this rate, in bytes per second.
 const FAST: f64 = (4 << 20) as f64;
+/// The last bytes are about so many.
+const RECENT: f64 = FAST;
 /// It is slow too if nothing has come from it for this long.
 const STALL: Duration = Duration::from_secs(1);
-/// A part that waits for memory looks again after this time: others have become slow.
+/// A part that waits for memory looks again after this time: others may have become slow.
 const AGAIN: Duration = Duration::from_millis(20);
-/// After a look at all parts that found none to be given up, the next one is not before this time.
+/// A search for parts to be given up that found none is repeated after this time.
 const BETWEEN_SEARCHES: Duration = Duration::from_millis(10);
 
 /// How fast a sender is. Clones belong to the same sender.
@@ -31,11 +33,23 @@ type Busy = dyn Fn() -> Duration + Send + Sync;
 
 #[derive(Default)]
 struct Sent {
-    bytes: u64,
-    /// How long it was waited for, up to the last piece.
+    /// Bytes of the last pieces, at most about [`RECENT`].
+    bytes: f64,
+    /// How long the program waited for these.
+    recent: Duration,
+    /// How long it waited since the sender began.
     waited: Duration,
-    /// When the present wait for it began, and how long it had been kept waiting by then.
+    /// How long it has waited since the last byte, in waits that are over.
+    stalled: Duration,
+    /// When the present wait began, and how long the sender had been kept waiting by then.
     since: Option<(Instant, Duration)>,
+}
+
+impl Sent {
+    /// The length of the present wait, if the sender has been kept waiting for `busy` so far.
+    fn waits(&self, busy: Duration) -> Duration {
+        self.since.map_or(Duration::ZERO, |(begun, before)| begun.elapsed().saturating_sub(busy.saturating_sub(before)))
+    }
 }
 
 impl Default for Pace {
@@ -57,33 +71,41 @@ impl Pace {
         self.sent().since = Some((Instant::now(), busy));
     }
 
-    /// The wait is over, and has brought so many bytes.
+    /// The wait is over, and so many bytes have come.
     pub fn received(&self, bytes: usize) {
-        let waits = self.waits();
+        let busy = (self.0.0)();
         let mut sent = self.sent();
-        sent.waited += waits;
+        let waits = sent.waits(busy);
         sent.since = None;
-        sent.bytes += bytes as u64;
+        sent.waited += waits;
+        sent.recent += waits;
+        sent.stalled = if bytes == 0 { sent.stalled + waits } else { Duration::ZERO };
+        sent.bytes += bytes as f64;
+        // Speed of long ago says nothing about now.
+        while sent.bytes > RECENT {
+            sent.bytes /= 2.0;
+            sent.recent /= 2;
+        }
     }
 
-    /// How long the sender has been waited for.
+    /// How long the program has waited for the sender.
     #[must_use]
     pub fn waited(&self) -> Duration {
-        let waits = self.waits();
-        self.sent().waited + waits
+        let busy = (self.0.0)();
+        let sent = self.sent();
+        sent.waited + sent.waits(busy)
     }
 
-    /// How long it has been waited for since its last piece.
-    fn waits(&self) -> Duration {
-        let Some((begun, before)) = self.sent().since else { return Duration::ZERO };
-        begun.elapsed().saturating_sub((self.0.0)().saturating_sub(before))
-    }
-
-    /// Bytes per second, if that is slow.
-    fn slow_rate(&self) -> Option<f64> {
-        let (waits, waited, bytes) = (self.waits(), self.waited(), self.sent().bytes as f64);
-        let is_slow = waits >= STALL || waited > LINGER + Duration::from_secs_f64(bytes / FAST);
-        is_slow.then(|| bytes / waited.as_secs_f64())
+    /// How slow the sender is, if it is slow: the smaller, the slower.
+    fn slowness(&self) -> Option<f64> {
+        let busy = (self.0.0)();
+        let sent = self.sent();
+        let waits = sent.waits(busy);
+        let (stalled, recent) = (sent.stalled + waits, sent.recent + waits);
+        if stalled >= STALL {
+            return Some(-stalled.as_secs_f64());
+        }
+        (recent > LINGER + Duration::from_secs_f64(sent.bytes / FAST)).then(|| sent.bytes / recent.as_secs_f64())
     }
 
     fn sent(&self) -> MutexGuard<'_, Sent> {
@@ -104,10 +126,12 @@ struct Parts {
     all: BTreeMap<u64, Taken>,
     /// Bytes of all of them.
     held: usize,
-    /// Bytes of those that must be given up and have not been yet.
+    /// Bytes that their senders must give up soon.
     leaving: usize,
-    /// The last search for parts that must be given up, if it found none.
-    searched: Option<Instant>,
+    /// Bytes that parts wait for, all together.
+    wanted: usize,
+    /// The last search for parts to be given up, if it found none, and the bytes that it was for.
+    searched: Option<(Instant, usize)>,
 }
 
 struct Taken {
@@ -115,9 +139,9 @@ struct Taken {
     held: usize,
     /// Bytes that it waits for.
     wanted: usize,
-    /// Its sender is not waited for any more.
+    /// Its sender has sent everything.
     is_complete: bool,
-    /// It waits for something else, and may have to go meanwhile.
+    /// Its sender waits for other memory, and must not keep others waiting for this.
     is_spare: bool,
     is_leaving: bool,
     leave: Arc<Notify>,
@@ -126,7 +150,7 @@ struct Taken {
 /// Why memory was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refused {
-    /// The sender is the slowest, and others need its memory.
+    /// The sender was the slowest, or the last that waited, and others need its memory.
     Slow,
     /// There was no memory for long enough.
     Spent,
@@ -145,7 +169,7 @@ impl fmt::Debug for SharedMemory {
 }
 
 impl SharedMemory {
-    /// So many bytes for all senders together. One sender alone may hold more.
+    /// Memory of `limit` bytes. A sender that is alone may hold more.
     #[must_use]
     pub fn new(limit: usize) -> Arc<Self> {
         Arc::new(Self { limit, parts: Mutex::default(), freed: Notify::new() })
@@ -177,46 +201,57 @@ impl SharedMemory {
 }
 
 impl Parts {
-    /// Bytes that are missing for so many more. One part alone always has room.
-    fn missing(&self, more: usize, limit: usize) -> usize {
-        if self.held == 0 { 0 } else { (self.held + more).saturating_sub(limit) }
+    /// Bytes that are missing if a part that holds `held` wants `more`. One part alone always has
+    /// room.
+    fn missing(&self, held: usize, more: usize, limit: usize) -> usize {
+        if self.held == held { 0 } else { (self.held + more).saturating_sub(limit) }
     }
 
-    /// Takes memory so that a part has `bytes` bytes, or sees to it that there will be some.
-    fn hold(&mut self, id: u64, bytes: usize, limit: usize) -> Step {
-        let Some(part) = self.all.get(&id).filter(|part| !part.is_leaving) else { return Step::Leave };
-        let more = bytes.saturating_sub(part.held);
-        let is_there = self.missing(more, limit) == 0;
-        if let Some(part) = self.all.get_mut(&id) {
-            part.wanted = if is_there { 0 } else { more };
-            part.held += if is_there { more } else { 0 };
-        }
+    /// Takes memory so that a part has `bytes` bytes. If there is too little, and it `may_wait`,
+    /// other parts may be given up.
+    fn hold(&mut self, id: u64, bytes: usize, limit: usize, may_wait: bool) -> Step {
+        let Some(part) = self.all.get_mut(&id).filter(|part| !part.is_leaving) else { return Step::Leave };
+        self.wanted -= std::mem::take(&mut part.wanted);
+        let (held, more) = (part.held, bytes.saturating_sub(part.held));
+        let is_there = more == 0 || self.missing(held, more, limit) == 0;
+        let Some(part) = self.all.get_mut(&id) else { return Step::Leave };
         if is_there {
+            part.held += more;
             self.held += more;
             return Step::Held;
         }
-        self.make_room(more, limit);
-        if self.all.get(&id).is_some_and(|part| part.is_leaving) { Step::Leave } else { Step::Wait }
+        if may_wait {
+            part.wanted = more;
+            self.wanted += more;
+            self.make_room(id, held, more, limit);
+        }
+        Step::Wait
     }
 
-    /// Has parts given up if that makes room for `more` bytes: the slowest ones, then spare ones,
-    /// the last first. If all wait for memory, none would ever go on: then the last one.
-    fn make_room(&mut self, more: usize, limit: usize) {
-        if self.searched.is_some_and(|searched| searched.elapsed() < BETWEEN_SEARCHES) {
+    /// Tells senders to give up their parts if that makes room for `more` bytes of part `id`:
+    /// slower ones, the slowest first, then spare ones, the last first. If all wait for memory,
+    /// none would ever go on: then the last one must go.
+    fn make_room(&mut self, id: u64, held: usize, more: usize, limit: usize) {
+        if self.searched.is_some_and(|(searched, bytes)| more >= bytes && searched.elapsed() < BETWEEN_SEARCHES) {
             return;
         }
-        let missing = self.missing(more, limit).saturating_sub(self.leaving);
+        // Other parts may wait for what is given up already.
+        let of_all = (self.held + self.wanted).saturating_sub(limit + self.leaving);
+        let missing = self.missing(held, more, limit).min(of_all);
         if missing == 0 {
             return;
         }
+        let slowness = |part: &Taken| part.pace.slowness().filter(|_| !part.is_complete);
+        let own = self.all.get(&id).and_then(slowness).unwrap_or(f64::INFINITY);
         let (mut slow, mut spare, mut last, mut all_wait) = (Vec::new(), Vec::new(), None, self.leaving == 0);
-        for (&id, part) in self.all.iter().rev().filter(|(_, part)| part.held > 0 && !part.is_leaving) {
-            last.get_or_insert(id);
-            all_wait &= part.wanted > 0 && self.missing(part.wanted, limit) > 0;
-            match part.pace.slow_rate().filter(|_| !part.is_complete) {
-                Some(rate) => slow.push((rate, id)),
-                None if part.is_spare => spare.push(id),
-                None => {}
+        for (&other, part) in self.all.iter().rev().filter(|(_, part)| part.held > 0 && !part.is_leaving) {
+            last.get_or_insert(other);
+            all_wait &= part.wanted > 0 && self.missing(part.held, part.wanted, limit) > 0;
+            match slowness(part) {
+                _ if other == id => {}
+                Some(slowness) if slowness < own => slow.push((slowness, other)),
+                None if part.is_spare => spare.push(other),
+                _ => {}
             }
         }
         slow.sort_by(|(a, _), (b, _)| a.total_cmp(b));
@@ -230,7 +265,7 @@ impl Parts {
         if bytes < missing {
             enough = last.filter(|_| all_wait).into_iter().collect();
         }
-        self.searched = enough.is_empty().then(Instant::now);
+        self.searched = enough.is_empty().then(|| (Instant::now(), more));
         for id in enough {
             if let Some(part) = self.all.get_mut(&id) {
                 part.is_leaving = true;
@@ -240,7 +275,7 @@ impl Parts {
         }
     }
 
-    /// A part need not be given up any more.
+    /// A part may stay after all.
     fn keep(&mut self, id: u64) {
         if let Some(part) = self.all.get_mut(&id).filter(|part| part.is_leaving) {
             part.is_leaving = false;
@@ -266,15 +301,11 @@ impl Part {
         loop {
             let mut freed = pin!(self.memory.freed.notified());
             freed.as_mut().enable();
-            let step = self.memory.parts().hold(self.id, bytes, self.memory.limit);
             let left = limit.saturating_sub(begun.elapsed());
-            match step {
+            match self.memory.parts().hold(self.id, bytes, self.memory.limit, !left.is_zero()) {
                 Step::Held => return Ok(()),
                 Step::Leave => return Err(Refused::Slow),
-                Step::Wait if left.is_zero() => {
-                    self.with(|part| part.wanted = 0);
-                    return Err(Refused::Spent);
-                }
+                Step::Wait if left.is_zero() => return Err(Refused::Spent),
                 Step::Wait => {}
             }
             tokio::select! {
@@ -285,6 +316,12 @@ impl Part {
         }
     }
 
+    /// Takes what is missing to `bytes` bytes if it is there, and has no other part given up.
+    #[must_use]
+    pub fn try_hold(&self, bytes: usize) -> bool {
+        matches!(self.memory.parts().hold(self.id, bytes, self.memory.limit, false), Step::Held)
+    }
+
     /// Completes when the part must be dropped: its sender is the slowest, and others need its
     /// memory.
     pub async fn must_leave(&self) {
@@ -293,7 +330,7 @@ impl Part {
         }
     }
 
-    /// The sender is not waited for any more, and the part is given back soon. So it stays.
+    /// The sender has sent everything. So the part stays until it is dropped or released.
     pub fn complete(&self) {
         let mut parts = self.memory.parts();
         parts.keep(self.id);
@@ -302,7 +339,7 @@ impl Part {
         }
     }
 
-    /// It waits for something else, and may have to go meanwhile.
+    /// The sender waits for other memory, and must not keep others waiting for this.
     pub fn spare(&self) {
         self.with(|part| part.is_spare = true);
     }
@@ -313,8 +350,9 @@ impl Part {
         parts.keep(self.id);
         let Some(part) = parts.all.get_mut(&self.id) else { return };
         part.is_complete = false;
-        let held = std::mem::take(&mut part.held);
+        let (held, wanted) = (std::mem::take(&mut part.held), std::mem::take(&mut part.wanted));
         parts.held -= held;
+        parts.wanted -= wanted;
         drop(parts);
         if held > 0 {
             self.memory.freed.notify_waiters();
@@ -354,7 +392,7 @@ mod tests {
         assert!(tokio::time::timeout(AGAIN, part.must_leave()).await.is_err(), "it must leave");
     }
 
-    /// Drops a part when it must be.
+    /// Waits until a part must be dropped.
     async fn leaves((part, _): (Part, Pace)) {
         tokio::time::timeout(QUEUE, part.must_leave()).await.expect("it must leave");
     }
@@ -370,7 +408,7 @@ mod tests {
         let (fast, slow) = (part(&memory, 30, Duration::ZERO).await, part(&memory, 30, Duration::from_secs(1)).await);
         let slowest = part(&memory, 30, Duration::from_secs(2)).await;
         let new = memory.part(&Pace::default());
-        let spent = new.hold(20, Duration::ZERO).await.expect_err("it waits until the memory is given back");
+        let spent = new.hold(20, AGAIN).await.expect_err("it waits until the memory is given back");
         assert_eq!(spent, Refused::Spent);
         leaves(slowest).await;
         new.hold(20, Duration::ZERO).await.expect("room");
@@ -406,10 +444,33 @@ mod tests {
         pace.wait();
         tokio::time::sleep(Duration::from_secs(1)).await;
         pace.received(1);
-        let fast = part(&memory, 80, Duration::ZERO).await;
-        assert_eq!(new.hold(30, QUEUE).await, Err(Refused::Slow));
-        drop((fast, new));
+        // No faster one leaves for it. But it leaves for a faster one while it waits.
+        let (fast, _) = part(&memory, 80, Duration::ZERO).await;
+        assert_eq!(new.hold(30, Duration::from_secs(1)).await, Err(Refused::Spent));
+        stays(&fast).await;
+        let (refused, room) = tokio::join!(
+            async move {
+                let refused = new.hold(30, QUEUE).await;
+                drop(new);
+                refused
+            },
+            fast.hold(100, QUEUE)
+        );
+        assert_eq!((refused, room), (Err(Refused::Slow), Ok(())));
+        drop(fast);
         empty(&memory);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_slow_one_that_asks_is_not_refused_for_the_sake_of_complete_ones() {
+        let memory = SharedMemory::new(100);
+        let ((complete, _), (slow, _)) = (part(&memory, 60, Duration::ZERO).await, part(&memory, 30, Duration::from_secs(1)).await);
+        complete.complete();
+        let (room, ()) = tokio::join!(slow.hold(50, QUEUE), async move {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            drop(complete);
+        });
+        room.expect("room");
     }
 
     #[tokio::test(start_paused = true)]
@@ -420,7 +481,32 @@ mod tests {
         let (new, begun) = (memory.part(&Pace::default()), Instant::now());
         let (room, ()) = tokio::join!(new.hold(100 << 20, QUEUE), leaves(stalled));
         room.expect("room");
-        assert!((STALL..=STALL + AGAIN * 2).contains(&begun.elapsed()), "{:?}", begun.elapsed());
+        assert!(begun.elapsed() <= STALL + AGAIN * 2, "{:?}", begun.elapsed());
+        // Nor do they excuse looks that find nothing, or a byte now and then.
+        for (bytes, longest) in [(0, 2), (1, 3)] {
+            let pace = Pace::default();
+            pace.received(300 << 20);
+            let begun = Instant::now();
+            while pace.slowness().is_none() {
+                pace.wait();
+                tokio::time::sleep(STALL - LINGER).await;
+                pace.received(bytes);
+            }
+            assert!(begun.elapsed() <= STALL * longest, "{:?}", begun.elapsed());
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_that_is_alone_may_hold_more() {
+        let memory = SharedMemory::new(100);
+        let (alone, _) = part(&memory, 60, Duration::ZERO).await;
+        alone.hold(200, Duration::ZERO).await.expect("it is alone");
+        let other = memory.part(&Pace::default());
+        other.hold(0, Duration::ZERO).await.expect("nothing is asked for");
+        assert!(!other.try_hold(1));
+        assert_eq!(other.hold(1, AGAIN).await, Err(Refused::Spent));
+        drop(alone);
+        assert!(other.try_hold(1));
     }
 
     #[tokio::test(start_paused = true)]
@@ -432,9 +518,9 @@ mod tests {
         });
         pace.wait();
         tokio::time::sleep(STALL * 2).await;
-        assert!(pace.slow_rate().is_some());
+        assert!(pace.slowness().is_some());
         *busy.lock().unwrap() += STALL * 2;
-        assert_eq!((pace.slow_rate(), pace.waited()), (None, Duration::ZERO));
+        assert_eq!((pace.slowness(), pace.waited()), (None, Duration::ZERO));
     }
 
     #[tokio::test(start_paused = true)]
@@ -466,7 +552,7 @@ mod tests {
         let slow = part(&memory, 50, Duration::from_secs(1)).await;
         let slowest = part(&memory, 50, Duration::from_secs(2)).await;
         let new = memory.part(&Pace::default());
-        assert_eq!(new.hold(20, Duration::ZERO).await, Err(Refused::Spent));
+        assert_eq!(new.hold(20, AGAIN / 2).await, Err(Refused::Spent));
         slowest.0.complete();
         let (room, ()) = tokio::join!(new.hold(20, QUEUE), leaves(slow));
         room.expect("room");

@@ -215,15 +215,16 @@ impl Ingest<'_> {
             Some(open) => open.writer.rest().await.map_err(Fault::Store)? + open.writer.entries() as u64 * ENTRY,
             None => 0,
         };
-        if source.leave(held + frames.partial()).await.map_err(Fault::Stream)? {
+        if source.try_leave(held + frames.partial()) {
             return Ok(true);
         }
-        if self.pack.as_ref().is_some_and(|open| !open.inside_frame) {
-            // Close the pack, although it is small, so that its blobs are stored.
-            self.close_pack().await.map_err(Fault::Store)?;
-            return source.leave(frames.partial()).await.map_err(Fault::Stream);
+        if self.pack.as_ref().is_some_and(|open| open.inside_frame) {
+            return Ok(source.leave(held + frames.partial()).await);
         }
-        Ok(false)
+        // Close the pack, although it is small, so that its blobs are stored, before other uploads
+        // must make room.
+        self.close_pack().await.map_err(Fault::Store)?;
+        Ok(source.leave(frames.partial()).await)
     }
 
     /// Renews leases in time while bytes are waited for: those of the open pack and its session.

@@ -311,7 +311,7 @@ class Usage:
     draining_bytes: int
     snapshots: int
     leased_bytes: int = field(metadata={"name": "leased", "read": lambda found: int(found["bytes"])})
-    unfinished_bytes: int = field(metadata={"name": "unfinished", "read": lambda found: int(found["bytes"])})
+    unfinished_bytes: int = field(default=0, metadata={"name": "unfinished", "read": lambda found: int(found["bytes"])})
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,8 +46,9 @@ layered! {
         #[arg(long, global = true, value_name = "N", env = "PF_RETRIES", hide_env_values = true)]
         #[arg(help_heading = EVERYWHERE)]
         pub retries: Option<u32>,
-        /// How long a registry that is gone is tried again if this command has reached it, such as
-        /// during a restart [default: 120]. If it is given, also if it was never reached
+        /// How long this command tries again after it has reached a registry that then goes away,
+        /// such as during a restart [default: 120]. If it is given, it counts for a registry that
+        /// was never reached, too
         #[arg(long, global = true, value_name = "SECONDS", env = "PF_RETRY_FOR", hide_env_values = true)]
         #[arg(help_heading = EVERYWHERE)]
         pub retry_for: Option<u64>,

@@ -10,21 +10,28 @@ use std::time::{Duration, Instant};
 /// The waits between two attempts of a request.
 pub(super) const WAITS: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(10));
 
-/// A registry that was never heard cuts at most so many connections when it is killed. A server
-/// that cuts more is no registry.
+/// If so many tries of a request, or fewer, end with a cut connection, a registry may have been
+/// killed. A server that has never answered and cuts more connections is not a registry.
 const CUTS: u32 = 2;
 
 /// The tries of one request, or of one step that makes requests.
 pub(crate) struct Tries<'a> {
     remote: &'a Remote,
     failures: u32,
+    /// Of these, connections that were cut under the request.
+    cuts: u32,
     /// When the first of them failed.
     since: Option<Instant>,
 }
 
 impl<'a> Tries<'a> {
     pub fn of(remote: &'a Remote) -> Self {
-        Self { remote, failures: 0, since: None }
+        Self { remote, failures: 0, cuts: 0, since: None }
+    }
+
+    /// Notes that the try that fails now ends with a cut connection.
+    pub fn cut(&mut self) {
+        self.cuts += 1;
     }
 
     /// Number of failed tries.
@@ -39,7 +46,7 @@ impl<'a> Tries<'a> {
     pub async fn again(&mut self, error: Error, retry_after: Option<Duration>) -> Result<(), Error> {
         self.failures += 1;
         let since = *self.since.get_or_insert_with(Instant::now);
-        let reached = self.remote.is_reached();
+        let reached = self.remote.connection.answered.load(Ordering::Relaxed) || (1..=CUTS).contains(&self.cuts);
         let Some(wait) = after(&error, retry_after, self.failures, since.elapsed(), reached, self.remote.options()) else {
             return Err(error);
         };
@@ -95,17 +102,6 @@ impl Remote {
     /// Notes that the address of the registry is right.
     pub(super) fn heard(&self) {
         self.connection.answered.store(true, Ordering::Relaxed);
-    }
-
-    /// Notes that a connection was cut under a request.
-    pub(super) fn cut_under_request(&self) {
-        self.connection.cuts.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Whether the registry has answered, or seems to have been killed under a request.
-    fn is_reached(&self) -> bool {
-        let cuts = self.connection.cuts.load(Ordering::Relaxed);
-        self.connection.answered.load(Ordering::Relaxed) || (1..=CUTS).contains(&cuts)
     }
 
     /// Notes that the registry has served a request, or refused it for good.

@@ -58,7 +58,12 @@ impl Remote {
             };
             let (error, retry_after) = match sent {
                 Err(reason) => (Error::Unreachable { url: self.url().to_owned(), reason, attempts: attempt }, None),
-                Ok(Err(error)) => (self.unreachable(&error, attempt), None),
+                Ok(Err(error)) => {
+                    if took_request(&error) {
+                        tries.cut();
+                    }
+                    (self.unreachable(&error, attempt), None)
+                }
                 Ok(Ok(response)) if response.status().is_success() && !is_web_page(&response) => {
                     self.answered();
                     return Ok(response);
@@ -212,9 +217,6 @@ impl Remote {
     }
 
     pub(super) fn unreachable(&self, error: &reqwest::Error, attempts: u32) -> Error {
-        if took_request(error) {
-            self.cut_under_request();
-        }
         let unreachable = || Error::Unreachable { url: self.url().to_owned(), reason: reason(error), attempts };
         self.untrusted(error).unwrap_or_else(unreachable)
     }

@@ -1,7 +1,7 @@
 //! Memory that request bodies share while they arrive: one share for small bodies, one for large.
 //!
-//! A body that becomes a large one takes its memory from the other share. While it waits for that,
-//! it holds up no small one.
+//! A body that grows beyond the size of small ones takes its memory from the share for large ones.
+//! While it waits for that, small bodies do not wait for it.
 
 use crate::http::permit::RequestPermit;
 use crate::problem::ApiError;
@@ -111,7 +111,7 @@ impl Arrival {
         Ok(())
     }
 
-    /// No piece follows, so its memory is given back soon.
+    /// The client has sent everything.
     pub(crate) fn complete(&self) {
         self.part.complete();
     }
@@ -124,7 +124,7 @@ impl Arrival {
 
 fn refused(why: Refused) -> ApiError {
     let detail = match why {
-        Refused::Slow => "this request body arrives too slowly, and other requests need its memory; try again in a moment",
+        Refused::Slow => "this request body is not complete, and other requests need its memory; try again in a moment",
         Refused::Spent => "request bodies hold as much memory as they may; try again in a moment",
     };
     ApiError::new(ErrorCode::Overloaded, detail)

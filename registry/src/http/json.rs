@@ -84,7 +84,8 @@ pub(crate) async fn read_within(request: Request, app: &App, limit: usize) -> Re
             return Err(too_large(length as u64, limit));
         }
         if length > bytes.capacity() {
-            // What counts is the memory that it has, not what of it is filled.
+            // Its capacity counts. A small body takes no more than small ones may.
+            let most = if length > SMALL_BODY { most } else { most.min(SMALL_BODY) };
             let capacity = length.max((bytes.capacity() * 2).min(most));
             own.without(arrival.hold(capacity)).await?;
             bytes.reserve_exact(capacity - bytes.len());

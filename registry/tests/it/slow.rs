@@ -103,7 +103,7 @@ impl Slow {
         loop {
             // An error is the registry's way to end a connection.
             drop(self.once(way, number, length, upload.split_at(at_once)).await);
-            // Megabytes that come fast again and again are not what slow clients send.
+            // A client that sends megabytes again and again is not slow.
             at_once = length.min(64 << 10);
             upload.truncate(at_once * 2);
             tokio::time::sleep(BACK).await;

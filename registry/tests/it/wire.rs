@@ -129,7 +129,7 @@ async fn a_bare_line_feed_between_chunks_is_refused_at_once() {
     }
 }
 
-/// What came before it is kept, as that of an upload that ends early.
+/// The registry keeps the blobs that came before it.
 #[tokio::test]
 async fn a_bare_line_feed_between_the_chunks_of_an_upload_ends_it() {
     let registry = Registry::start().await;

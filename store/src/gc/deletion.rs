@@ -64,7 +64,7 @@ impl Run<'_> {
 /// they were. It is no error if they are gone already.
 async fn delete(store: &Store, pack: &PackRow) -> Result<u64> {
     let bytes = store.bytes_on_storage(pack).await.unwrap_or_else(|error| {
-        tracing::warn!(%error, pack = pack.id, "the report of this collection counts a deleted pack as 0 bytes");
+        tracing::debug!(%error, pack = pack.id, "the report of this collection counts a deleted pack as 0 bytes");
         0
     });
     // The unfinished first: an upload that completes in between is then found under its name.

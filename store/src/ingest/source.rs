@@ -1,12 +1,12 @@
 //! Reading an upload: in a place at full speed, and with next to no memory while its client is
 //! slow.
 //!
-//! A place among [`crate::Options::ingests`] covers what an upload at full speed holds, about 20
-//! MiB. An upload without a place reads up to [`WINDOW`] bytes, or to the end of the frame it is
-//! in, and only then takes one. It gives the place back when it mostly waits for its client and
-//! others want it. The bytes beyond a window that it holds without a place count against
-//! [`crate::Options::slow_bytes`], which all slow uploads share: if these are spent, the slowest
-//! upload is refused.
+//! A place among [`crate::Options::ingests`] covers the memory of an upload at full speed, about 20
+//! MiB. An upload reads [`WINDOW`] bytes before it takes one. If none is free, it reads to the end
+//! of its first frame, or of the frame that it is in. It gives the place back when it mostly waits
+//! for its client and others want it. The bytes beyond a window that it holds without a place count
+//! against [`crate::Options::slow_bytes`], which all slow uploads share: if these are spent, the
+//! slowest upload is refused.
 
 use crate::Store;
 use crate::error::{Error, Result};
@@ -70,6 +70,15 @@ pub(crate) enum Read {
     End(Result<()>),
 }
 
+/// The outcome of reading without a place.
+enum Gathered {
+    Bytes,
+    /// Nothing came for a while.
+    Nothing,
+    /// There is no memory for more.
+    NoMemory,
+}
+
 /// An upload's bytes.
 pub(crate) struct Source<'a, S> {
     store: &'a Store,
@@ -131,17 +140,18 @@ impl<'a, S: Stream<Item = Result<Bytes>> + Send + Unpin> Source<'a, S> {
                 let rest = wanted.rest.filter(|_| !wanted.large).or_else(|| self.first_frame());
                 let target = WINDOW.max(rest.unwrap_or(0)).min(WHOLE_MAX);
                 if self.ended.is_none() && self.ready.is_empty() && (self.crumbs.len() as u64) < target {
-                    // A whole frame is more than an upload needs to take a place that is free.
+                    // An upload that can take a place at once does not wait for a whole frame.
                     if self.crumbs.len() as u64 >= WINDOW
                         && let Some(place) = self.store.ingests.try_take()
                     {
                         self.work(place);
                         continue;
                     }
-                    if !self.gather(target).await? {
-                        return Ok(Read::Tick);
+                    match self.gather(target).await? {
+                        Gathered::Bytes => continue,
+                        Gathered::Nothing => return Ok(Read::Tick),
+                        Gathered::NoMemory => {}
                     }
-                    continue;
                 }
                 self.enter().await?;
             }
@@ -182,25 +192,28 @@ impl<'a, S: Stream<Item = Result<Bytes>> + Send + Unpin> Source<'a, S> {
         self.stay();
     }
 
-    /// It waits for others, not for its client, until it enters again.
+    /// Until it enters again, the upload waits for other uploads and not for its client.
     pub(crate) fn queues(&self) {
         self.extra.complete();
     }
 
-    /// Gives the place back if `held` bytes may be held without one; else the upload keeps it, and
-    /// the answer is false.
-    ///
-    /// # Errors
-    /// [`Error::Overloaded`] if the upload is the slowest of those that hold memory.
-    pub(crate) async fn leave(&mut self, held: u64) -> Result<bool> {
-        match self.extra.hold(beyond_window(held + self.crumbs.len() as u64), LINGER).await {
-            Ok(()) => {}
-            Err(Refused::Slow) => return Err(Error::Overloaded(SLOWEST)),
-            Err(Refused::Spent) => return Ok(false),
+    /// Gives the place back if there is memory to hold `held` bytes without one; else the upload
+    /// keeps it, and the answer is false.
+    pub(crate) fn try_leave(&mut self, held: u64) -> bool {
+        let left = self.extra.try_hold(beyond_window(held + self.crumbs.len() as u64));
+        if left {
+            (self.elsewhere, self.place) = (held, None);
         }
-        self.elsewhere = held;
-        self.place = None;
-        Ok(true)
+        left
+    }
+
+    /// The same, and slower uploads make room.
+    pub(crate) async fn leave(&mut self, held: u64) -> bool {
+        let left = self.extra.hold(beyond_window(held + self.crumbs.len() as u64), LINGER).await.is_ok();
+        if left {
+            (self.elsewhere, self.place) = (held, None);
+        }
+        left
     }
 
     /// Keeps the place for another while.
@@ -295,8 +308,8 @@ impl<'a, S: Stream<Item = Result<Bytes>> + Send + Unpin> Source<'a, S> {
         None
     }
 
-    /// Receives without a place until `target` bytes are there, or the end; false after a while.
-    async fn gather(&mut self, target: u64) -> Result<bool> {
+    /// Receives without a place until a window or `target` bytes are there, or the end.
+    async fn gather(&mut self, target: u64) -> Result<Gathered> {
         let deadline = Instant::now() + TICK;
         while (self.crumbs.len() as u64) < target {
             let begun = Instant::now();
@@ -308,15 +321,15 @@ impl<'a, S: Stream<Item = Result<Bytes>> + Send + Unpin> Source<'a, S> {
             };
             self.account(begun.elapsed(), received.as_ref().ok().and_then(Option::as_ref));
             match received {
-                Err(_) => return Ok(false),
+                Err(_) => return Ok(Gathered::Nothing),
                 Ok(Some(Ok(bytes))) => {
                     self.crumbs.extend_from_slice(&bytes);
                     // A complete window waits for a place, and no longer for the client.
-                    if (self.crumbs.len() as u64) < target {
-                        self.reserve(self.elsewhere + self.crumbs.len() as u64).await?;
+                    if (self.crumbs.len() as u64) < target && !self.reserve(self.elsewhere + self.crumbs.len() as u64).await? {
+                        return Ok(Gathered::NoMemory);
                     }
                     if self.crumbs.len() as u64 >= WINDOW {
-                        // The target may be known now, or a place be free.
+                        // Perhaps the header shows how long the frame is, or a place is free.
                         break;
                     }
                 }
@@ -327,7 +340,7 @@ impl<'a, S: Stream<Item = Result<Bytes>> + Send + Unpin> Source<'a, S> {
                 break;
             }
         }
-        Ok(true)
+        Ok(Gathered::Bytes)
     }
 
     fn close(&mut self, result: Result<()>) {
@@ -341,19 +354,22 @@ impl<'a, S: Stream<Item = Result<Bytes>> + Send + Unpin> Source<'a, S> {
         }
     }
 
-    async fn reserve(&mut self, held: u64) -> Result<()> {
+    /// Waits for memory to hold so many bytes without a place. False if the upload had better wait
+    /// for its first place.
+    async fn reserve(&mut self, held: u64) -> Result<bool> {
         // A little more, so that not every piece asks again.
         let bytes = beyond_window(held).next_multiple_of(32 << 10);
-        self.extra.hold(bytes, self.store.options.queue).await.map_err(|refused| {
-            Error::Overloaded(match refused {
-                Refused::Slow => SLOWEST,
-                Refused::Spent => NO_MEMORY,
-            })
-        })
+        let limit = if self.entered { self.store.options.queue } else { LINGER };
+        match self.extra.hold(bytes, limit).await {
+            Ok(()) => Ok(true),
+            Err(Refused::Slow) => Err(Error::Overloaded(SLOWEST)),
+            Err(Refused::Spent) if self.entered => Err(Error::Overloaded(NO_MEMORY)),
+            Err(Refused::Spent) => Ok(false),
+        }
     }
 }
 
-/// Bytes that count, of those that an upload holds without a place.
+/// The bytes that count if an upload holds `held` without a place.
 fn beyond_window(held: u64) -> usize {
     usize::try_from(held.saturating_sub(WINDOW)).unwrap_or(usize::MAX)
 }

@@ -115,7 +115,7 @@ fn print(context: &mut Context, r: &GcReport, local: bool) -> Result<(), Failure
     if freed {
         out.pairs(&pairs)?;
     }
-    // The hint after the pairs speaks of what they say is kept.
+    // The hint is about the pairs, so it comes after them.
     let mut sentences = sentences.into_iter().map(|(_, sentence)| sentence);
     if !freed {
         sentences.next().map_or(Ok(()), |nothing| out.line(nothing))?;
