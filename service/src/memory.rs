@@ -493,6 +493,11 @@ mod tests {
                 pace.received(bytes);
             }
             assert!(begun.elapsed() <= STALL * longest, "{:?}", begun.elapsed());
+            pace.wait();
+            tokio::time::sleep(STALL - LINGER).await;
+            pace.received(bytes);
+            let comes_first = pace.slowness().is_some_and(|slowness| slowness < 0.0);
+            assert_eq!(comes_first, bytes == 0, "one that sends nothing leaves before one that sends little");
         }
     }
 
