@@ -420,6 +420,17 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn none_leaves_for_a_slower_one() {
+        let memory = SharedMemory::new(100);
+        let slow = part(&memory, 50, Duration::from_secs(1)).await;
+        let slowest = part(&memory, 50, Duration::from_secs(3)).await;
+        assert_eq!(slowest.0.hold(60, AGAIN * 5).await, Err(Refused::Spent));
+        stays(&slow.0).await;
+        let (room, ()) = tokio::join!(slow.0.hold(60, QUEUE), leaves(slowest));
+        room.expect("room");
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn none_leaves_if_that_makes_too_little_room() {
         let memory = SharedMemory::new(100);
         let (fast, slow) = (part(&memory, 80, Duration::ZERO).await, part(&memory, 20, Duration::from_secs(2)).await);
@@ -547,6 +558,7 @@ mod tests {
         let (new, begun) = (memory.part(&Pace::default()), Instant::now());
         assert_eq!(new.hold(1, Duration::from_secs(3)).await, Err(Refused::Spent));
         assert_eq!(begun.elapsed().as_secs(), 3);
+        stays(&complete).await;
         complete.release();
         new.hold(100, Duration::ZERO).await.expect("room");
     }
